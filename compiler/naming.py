@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from partita.compiler.graph import without_iterations
+from partita.compiler.graph import within, without_iterations
 from partita.dsl.advice.report import nearest
-from partita.dsl.names.paths import is_end
+from partita.dsl.names.paths import has_ranges, is_end, split_part, without_ranges
 
 MAX_NAMED = 4  # of many names
 
 
 def matches(path: Sequence[str], name: str) -> bool:
-    """Whether a rule's path, which has no iteration numbers, names a scope or tensor."""
-    return is_end(path, without_iterations(name))
+    """Whether a rule's path names a scope or tensor: in all iterations, or in those that it says."""
+    if not has_ranges(path):
+        return is_end(path, without_iterations(name))
+    return is_end(without_ranges(path), without_iterations(name)) and in_ranges(path, name)
+
+
+def is_in(path: str, scope: str) -> bool:
+    """Whether a path is that of a scope that a rule names, or inside of it; `scope` may be without iterations."""
+    return any(within(f"{each}.", scope) for each in (path, without_iterations(path)))
+
+
+def in_ranges(path: Sequence[str], name: str) -> bool:
+    """Whether a name that ends as a path does, or whose declared name does, is of the iterations that the path says."""
+    numbers: list[int | None] = []  # by part of the name without iterations
+    for part in name.split("."):
+        if part.isdigit():
+            numbers[-1] = int(part)
+        else:
+            numbers.append(None)
+    ranges = [split_part(part)[1] for part in path]
+    found = zip(ranges, numbers[-len(path) :], strict=True)
+    return all(chosen is None or number in chosen for chosen, number in found)
 
 
 def means(name: str, tensor: str) -> bool:

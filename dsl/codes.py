@@ -79,8 +79,9 @@ CODES: dict[str, Code] = {
     "E0225": Code("invalid update", "`update` gives a buffer its value after the step. The buffer is declared in the same body, and has one update.", "`buffer count: [] ~ zeros()`, then `update count = count + 1`."),
     "E0226": Code("invalid output", "An output has a unique name, at the top level of a model. A block that an output calls cannot have parameters of its own: bound by `let`, they are the model's, to be trained or frozen.", "`output logits = dot(x, head, over = embed)`"),
     "E0227": Code("invalid scan", "A `scan` carries names that are bound before it, without its axis, and rebound inside. Its body sees one position of the axis, so no tensor in it has that axis.", "`let h = zeros([batch, inner])`, then `scan seq { let h = cell(h, x) }`."),
-    # ------------------------------------------------------------ declarations and settings
     "E0228": Code("invalid sharing", "`share name = block` makes one set of the block's parameters, for all calls of the name. These may rename axes that no parameter has; the block has parameters, and updates no buffer.", "`share tower = net`, then `let u = tower(x)` and `let v = tower(y)`."),
+    "E0229": Code("iterations of a repeat differ", "In `repeat n as layer`, `layer` is the number of the iteration, 0 in the first. Iterations may differ in numbers, such as factors, rates and windows, and not in parameters, types, or the counts of repeats in them.", "Write two repeats, one after the other."),
+    # ------------------------------------------------------------ declarations and settings
     "E0301": Code("declared twice", "Two declarations of the same kind have the same name, or an axis and a constant have; a file has one `train`.", "Rename one of them."),
     "E0302": Code("unknown declaration", "`train`, a layout or the command line names something that is not declared.", "Check the spelling."),
     "E0303": Code("unknown entry", "The table has no entry of this name.", "`train { steps = 100 … }`"),

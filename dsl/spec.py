@@ -9,10 +9,11 @@ Dtype `f32` in a body means "the float dtype of the computation", which `train.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, TypeAlias, TypeVar
 
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from partita.dsl.check.formulas import Formula, Size, resized, value_of
 from partita.dsl.diagnostic import refuse
@@ -156,16 +157,27 @@ class Repeat(Shortened):
     The inputs of `body` are the carried values, then the captured ones; its results are the carried values after one
     iteration, and those of the last iteration are the results of this step. `carried` (the initial ones) and `captured`
     are numbered in the enclosing body. `names` are the names of the carried values.
+
+    `bodies` has one body; or, where that reads the number of its iteration, one for each: they differ in numbers alone.
     """
 
     name: str
     scope: str
     count: int
-    body: Body
+    bodies: tuple[Body, ...]
     carried: tuple[Operand, ...]
     captured: tuple[int, ...]
     names: tuple[str, ...]
     span: Span = field(eq=False)
+
+    @property
+    def body(self) -> Body:
+        """The body of the first iteration, whose parameters, values and steps all others have."""
+        return self.bodies[0]
+
+    def iteration(self, number: int) -> Body:
+        """The body of an iteration."""
+        return self.bodies[number % len(self.bodies)]
 
 
 @frozen(eq=False, repr=False)
@@ -307,6 +319,28 @@ def operands_of(step: Step) -> tuple[Operand, ...]:
             return ()
 
 
+def inner_bodies(step: Step) -> tuple[Body, ...]:
+    """The bodies in a step."""
+    match step:
+        case Repeat():
+            return step.bodies
+        case CallBlock() | Scan():
+            return (step.body,)
+        case _:
+            return ()
+
+
+def with_bodies(step: Step, change: Callable[[Body], Body]) -> Step:
+    """A step whose bodies are changed."""
+    match step:
+        case Repeat():
+            return evolve(step, bodies=tuple(map(change, step.bodies)))
+        case CallBlock() | Scan():
+            return evolve(step, body=change(step.body))
+        case _:
+            return step
+
+
 def bodies(body: Body) -> Iterator[Body]:
     """A body and all nested ones, each once."""
     seen: set[int] = set()
@@ -316,7 +350,22 @@ def bodies(body: Body) -> Iterator[Body]:
         if id(top) not in seen:
             seen.add(id(top))
             yield top
-            stack += [step.body for step in top.steps if isinstance(step, CallBlock | Repeat | Scan)]
+            stack += [each for step in top.steps for each in inner_bodies(step)]
+
+
+def pairs(first: Body, second: Body) -> Iterator[tuple[Step | None, Step | None]]:
+    """The steps of two bodies that were checked from the same text, and of those in them, each pair once."""
+    seen = {(id(first), id(second))}
+    stack = [(first, second)]
+    while stack:
+        left, right = stack.pop()
+        for one, other in zip_longest(left.steps, right.steps):
+            yield one, other
+            inner = zip(inner_bodies(one), inner_bodies(other), strict=False) if one and other else ()
+            for each in inner:
+                if (id(each[0]), id(each[1])) not in seen:
+                    seen.add((id(each[0]), id(each[1])))
+                    stack.append(each)
 
 
 def steps(body: Body) -> Iterator[Step]:
@@ -326,9 +375,10 @@ def steps(body: Body) -> Iterator[Step]:
     while stack:
         for step in stack.pop().steps:
             yield step
-            if isinstance(step, CallBlock | Repeat | Scan) and id(step.body) not in seen:
-                seen.add(id(step.body))
-                stack.append(step.body)
+            for each in inner_bodies(step):
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    stack.append(each)
 
 
 # ---------------------------------------------------------------- mesh and layout

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Graph, Parameter, within, without_iterations
-from partita.compiler.naming import matches
+from partita.compiler.graph import Graph, Parameter
+from partita.compiler.naming import is_in, matches
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.place import named_scopes
@@ -97,7 +97,9 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
             help="a rule `update … -> …` before the one that freezes the rest",
         )
     parameters = tuple(evolve(each, frozen=not each.buffer and each.name not in updates) for each in graph.parameters)
-    warnings = tuple(_idle(target, targets, graph) for target in targets if not target.taken)
+    # A rule for each iteration of a repeat may be of some alone.
+    used = {target.span for target in targets if target.taken}
+    warnings = tuple(_idle(target, targets, graph) for target in targets if target.span not in used)
     return Assigned(evolve(graph, parameters=parameters), rules, left, updates, warnings)
 
 
@@ -130,12 +132,11 @@ class _Target:
 
     def names(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter, or of a block or repeat around it."""
-        name = without_iterations(parameter.name)
-        return self.is_own(parameter) or any(within(name, scope) for scope in self.scopes)
+        return self.is_own(parameter) or any(is_in(parameter.name, scope) for scope in self.scopes)
 
     def is_own(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter itself."""
-        return not self.is_class and matches(self.path, without_iterations(parameter.name))
+        return not self.is_class and matches(self.path, parameter.name)
 
     def matches(self, parameter: Parameter, as_trained: Trained) -> bool:
         """Whether the target is the parameter, contains it, or is a class that it belongs to."""

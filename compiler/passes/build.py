@@ -179,8 +179,9 @@ class _Builder(Builder):
         for iteration in range(step.count):
             inner = f"{scope}.{step.scope}.{iteration}"
             own = f"{owners[0]}.{step.scope}.{iteration}"
-            everything = self.body(step.body, inner, [*carried, *captured], (own, *owners))
-            carried = self.results(step.body, everything, inner)
+            body = step.iteration(iteration)
+            everything = self.body(body, inner, [*carried, *captured], (own, *owners))
+            carried = self.results(body, everything, inner)
         return carried
 
     def _as_carried(self, values: Sequence[Value], types: Sequence[Type]) -> list[Value]:

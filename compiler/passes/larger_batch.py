@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from partita.compiler.passes.resized import Resized
-from partita.compiler.verify.proxy_sizes import PRODUCT, SUM, Relation, bodies, evaluated, relations_of
+from partita.compiler.verify.proxy_sizes import PRODUCT, SUM, Relation, evaluated, relations_of
 from partita.dsl import spec
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.spec import Model
+from partita.dsl.spec import Model, bodies
 from partita.dsl.syntax.source import Span
 
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve
 
 from partita.compiler.analysis.liveness import roots
-from partita.compiler.graph import Graph, Node, Parameter, Phase, Value, within, without_iterations
-from partita.compiler.naming import matches
+from partita.compiler.graph import Graph, Node, Parameter, Phase, Value
+from partita.compiler.naming import is_in, matches
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import named_scopes
 from partita.dsl.check.layouts import CLASSES, PARAM
@@ -26,7 +26,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import OffloadRule
 from partita.dsl.syntax.source import Span
 
-# The scopes of a path, without iteration numbers; None: all.
+# The scopes of a path; None: all.
 Scopes = Sequence[str] | None
 
 
@@ -114,5 +114,4 @@ def _chosen(stage: StageGraph, named: Sequence[Scopes]) -> Iterator[Value]:
 
 
 def _inside(node: Node, scopes: Scopes) -> bool:
-    plain = without_iterations(node.scope)
-    return scopes is None or any(plain == scope or within(plain, scope) for scope in scopes)
+    return scopes is None or any(is_in(node.scope, scope) for scope in scopes)

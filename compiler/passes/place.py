@@ -15,11 +15,11 @@ from itertools import accumulate, pairwise
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Graph, Node, Value, within, without_iterations
-from partita.compiler.naming import matches
+from partita.compiler.graph import Graph, Node, Value, without_iterations
+from partita.compiler.naming import in_ranges, is_in, matches
 from partita.dsl.check.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.names.paths import is_end
+from partita.dsl.names.paths import has_ranges, is_end, split_part, without_ranges
 from partita.dsl.reprs import Shortened
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 from partita.dsl.syntax.source import Span
@@ -134,7 +134,7 @@ def idle_places(
         overriding = (
             other
             for node, other in zip(graph.nodes, of_nodes, strict=True)
-            if other is not None and any(within(f"{without_iterations(node.scope)}.", each) for each in target.scopes)
+            if other is not None and any(is_in(node.scope, each) for each in target.scopes)
         )
         before = list(dict.fromkeys((*overriding, *(explicit.values[each] for each in target.values))))
         notes = [f"`{each}` ({each.span.place}) goes before it" for each in before]
@@ -307,9 +307,18 @@ def _cut(
 
 
 def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
-    """Paths (without iterations) of the blocks and repeats that a rule's path names: by their full names alone, or else
-    by the ends of these and of the names that they are declared with, which all calls of a block have.
+    """Paths of the blocks and repeats that a rule's path names: by their full names alone, or else by the ends of these
+    and of the names that they are declared with, which all calls of a block have. They are without iterations; of a
+    path that says some, each has its own.
     """
+    if has_ranges(path):
+        named, found = set(named_scopes(graph, without_ranges(path))), []
+        for each in graph.scopes:
+            if without_iterations(each.path) in named:
+                alone = split_part(path[-1])[1] is None
+                own = [each.path] if alone else [f"{each.path}.{i}" for i in range(each.iterations or 0)]
+                found += [scope for scope in own if in_ranges(path, scope)]
+        return found
     scopes = []
     declared = {without_iterations(scope.path): scope.name for scope in graph.scopes}
     if ".".join(path) in declared:
@@ -365,9 +374,10 @@ class _Explicit:
         )
 
     def home(self, path: str) -> str | None:
-        """The innermost scope around a path, without iteration numbers, that is named."""
-        parts = without_iterations(path).split(".")
-        around = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
+        """The innermost scope around a path that is named: in this iteration, or else in all."""
+        parts = path.split(".")
+        own = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
+        around = (scope for each in own for scope in (each, without_iterations(each)))
         return next((scope for scope in around if scope in self.scopes), None)
 
     def found(self, graph: Graph, iterations: Mapping[str, int]) -> list[tuple[_Target, int] | None]:
@@ -440,7 +450,7 @@ def _over_range(graph: Graph, scope: str, explicit: _Explicit, pipeline: Pipelin
     stages; the rest of the scope follows.
     """
     target = explicit.scopes[scope]
-    inside = {s.path: s.name for s in graph.scopes if s.repeat and within(f"{without_iterations(s.path)}.", scope)}
+    inside = {s.path: s.name for s in graph.scopes if s.repeat and is_in(s.path, scope)}
     names = {path: name for path, name in inside.items() if explicit.home(path) == scope}
     if inside and not names:
         return {}

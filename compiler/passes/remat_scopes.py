@@ -73,7 +73,7 @@ def remat_scopes(graph: Graph, rules: Sequence[RecomputeRule], again: Collection
 
 
 def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, bool]]:
-    """The recomputed scopes, without iteration numbers, and whether each is a repeat (then each iteration is an
+    """The recomputed scopes, as `named_scopes` has them, and whether each is a repeat (then each iteration is an
     instance).
     """
     declared = {without_iterations(scope.path): scope.repeat for scope in graph.scopes}
@@ -100,7 +100,9 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
                     span,
                     help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
                 )
-            scopes.extend((scope, declared[scope]) for scope in paths)
+            for scope in paths:
+                numbered = scope.rpartition(".")[2].isdigit()
+                scopes.append((scope, not numbered and declared[without_iterations(scope)]))
     return scopes
 
 
@@ -124,12 +126,14 @@ def _instance(scope: str, scopes: Sequence[tuple[str, bool]], again: Collection[
     for i, part in enumerate(parts):
         if again and ".".join(parts[: i + 1]) in again:
             return ".".join(parts[: i + 1])
+        own, around = ".".join(parts[: i + 1]), ".".join(parts[:i])
         if not part.isdigit():
             plain.append(part)
-            if (".".join(plain), False) in scopes:
-                return ".".join(parts[: i + 1])
-        elif (".".join(plain), True) in scopes:
-            return ".".join(parts[: i + 1])
+        every = ".".join(plain)
+        if (own, False) in scopes or (part.isdigit() and not {(every, True), (around, True)}.isdisjoint(scopes)):
+            return own
+        if not part.isdigit() and (every, False) in scopes:
+            return own
     return None
 
 

@@ -6,7 +6,7 @@ numbers computed from sizes, follow from the sizes. Only the start of a `slice` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
@@ -33,12 +33,12 @@ def unless_zero(declared: spec.Call) -> spec.Call:
 
 @frozen(eq=False)
 class Resized:
-    """Rewrites bodies with other sizes, iteration counts (by `id` of the step) and initializers; what is not listed
-    stays. Each body is rewritten once, however often it is called.
+    """Rewrites bodies with other sizes, some iterations of repeats (by `id` of the step, their numbers) and
+    initializers; what is not listed stays. Each body is rewritten once, however often it is called.
     """
 
     sizes: Mapping[str, int]
-    counts: Mapping[int, int] = field(factory=dict)
+    kept: Mapping[int, Sequence[int]] = field(factory=dict)
     initial: Initial = as_declared
     _done: dict[int, spec.Body] = field(factory=dict)
 
@@ -87,8 +87,10 @@ class Resized:
         if isinstance(step, spec.CallBlock):
             return evolve(step, body=self.body(step.body), arguments=self.operands(step.arguments))
         if isinstance(step, spec.Repeat):
-            count = self.counts.get(id(step), step.count)
-            return evolve(step, body=self.body(step.body), count=count, carried=self.operands(step.carried))
+            kept = self.kept.get(id(step), range(step.count))
+            own = step.bodies if len(step.bodies) == 1 else [step.iteration(number) for number in kept]
+            bodies = tuple(map(self.body, own))
+            return evolve(step, bodies=bodies, count=len(kept), carried=self.operands(step.carried))
         if isinstance(step, spec.Scan):
             axis = Axis(step.axis.name, self.size(step.axis))
             return evolve(step, axis=axis, body=self.body(step.body), carried=self.operands(step.carried))

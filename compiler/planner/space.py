@@ -24,15 +24,17 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
+from partita.compiler.passes.fewer_iterations import renumbered
 from partita.compiler.passes.resized import Resized
 from partita.compiler.pipeline import room_to_gather, schedule_spec
 from partita.compiler.schedules.generator import SCHEDULES, size_of
-from partita.compiler.verify.proxy_sizes import axes_of, bodies
+from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec
 from partita.dsl.check.layouts import STATE
 from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.functions.signatures import LIKELIHOODS
+from partita.dsl.names.paths import path_of
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import BYTES, Axis
 
@@ -396,7 +398,7 @@ class Space:
         if candidate.pieces > 1:
             rules.append(spec.OverlapRule((self.tensor,), candidate.pieces, place))
         if candidate.recompute:
-            paths = tuple(tuple(path.split(".")) for path in candidate.recompute.split(", "))
+            paths = tuple(path_of(text) for text in candidate.recompute.split(", "))
             rules.append(spec.RecomputeRule(paths, place, (place,) * len(paths)))
         return tuple(rules)
 
@@ -460,20 +462,20 @@ class Space:
         sizes = {name: axis.size for name, axis in self.given.axes.items()}
         if self.free:
             sizes[self.batch] = self._rows_at_once(candidate) * microbatches
-        staged = {id(step) for step in self.steps}
-        every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
-        repeats = {id(step): layers if id(step) in staged else step.count for step in every}
+        # Those in the middle: a first and a last one may be apart.
+        kept = {id(step): range(first := max(0, (step.count - layers) // 2), first + layers) for step in self.steps}
+        named = {name: kept[id(step)] for step in self.steps for name in (step.name, step.scope)}
         small = evolve(
             self,
             given=evolve(
                 self.given,
                 axes={name: Axis(name, sizes[name]) for name in self.given.axes},
-                model=Resized(sizes, repeats).model(model),
+                model=Resized(sizes, kept).model(model),
             ),
             rows=sizes.get(self.batch, self.rows),
         )
         plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, slices=1, shared=False, late=False)
-        return small.file(plain, counts if len(counts) > 1 else None)
+        return renumbered(small.file(plain, counts if len(counts) > 1 else None), named)
 
     @property
     def free(self) -> bool:
@@ -807,7 +809,7 @@ def _tensor_axes(
         for name in (name for type in step.body.types[: len(step.carried)] for name in type.names):
             carried.add(name)
     axes: dict[str, None] = {}
-    for body in bodies(model.body):
+    for body in spec.bodies(model.body):
         for each in body.steps:
             if isinstance(each, spec.Parameter) and len(each.type.axes) > 1:
                 free = [name for name in each.type.names if name not in carried]

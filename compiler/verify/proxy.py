@@ -10,7 +10,7 @@ Links have no latency, which would dominate the cost of tiny tensors: some layou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from math import lcm, prod
 
@@ -18,10 +18,11 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
+from partita.compiler.passes.fewer_iterations import kinds, renumbered, told_apart
 from partita.compiler.passes.place import pipeline_of
 from partita.compiler.passes.resized import Initial, Resized, of_order_one
 from partita.compiler.schedules.generator import SCHEDULES, Sizes, one_microbatch, size_of
-from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of, bodies
+from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of
 from partita.dsl import spec
 from partita.dsl.check.groups import groups_of
 from partita.dsl.check.layouts import HEADS
@@ -95,8 +96,11 @@ def proxy_of(
             notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
             help="`partita run --transport virtual` runs the file itself",
         )
-    counts = _repeat_counts(original, pipe)
-    body = Resized(sizes, counts, initial).body(model.body)
+    kept = _kept(original, pipe)
+    body = Resized(sizes, kept, initial).body(model.body)
+    longest = sorted(_repeats(model.body), key=lambda step: len(kept[id(step)]))
+    original = renumbered(original, {name: kept[id(step)] for step in longest for name in (step.name, step.scope)})
+    _, train = original.trained
     sync = _sync(train.sync, groups)
     weights = train.eval.arguments["weights"] if train.eval else "ema" if train.ema is not None else "trained"
     return evolve(
@@ -104,7 +108,7 @@ def proxy_of(
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in original.axes.items()},
         meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in original.meshes.items()},
         model=evolve(model, body=body, outputs=(), answering=body),
-        layout=_layout(original, pipe, counts),
+        layout=_layout(original, pipe, kept),
         schedule=_schedule(original, pipe, microbatches),
         train=evolve(
             train,
@@ -228,7 +232,7 @@ def _mesh(mesh: spec.Mesh, sizes: Mapping[str, int], hoist: bool) -> spec.Mesh:
 
 def _declared(model: spec.Model, axes: Axes, multiples: Mapping[str, int]) -> dict[str, int] | None:
     """The declared sizes, if they are small and multiples of what they must be."""
-    largest = max(type.elements for body in bodies(model.body) for type in body.types)
+    largest = max(type.elements for body in spec.bodies(model.body) for type in body.types)
     fit = all(size % multiples[name] == 0 for name, size in axes.declared.items())
     return dict(axes.declared) if fit and largest <= MAX_ELEMENTS else None
 
@@ -288,7 +292,7 @@ def _exchanged(original: spec.Spec, mesh: Mapping[str, int]) -> Iterator[tuple[s
         if rule.exchange != HEADS:
             continue
         axis, parts = rule.targets[0].name, prod(mesh[name] for name in rule.mesh_axes)
-        for body in bodies(model.body):
+        for body in spec.bodies(model.body):
             for step in body.steps:
                 if isinstance(step, spec.Apply) and step.function == "attend" and step.options["over"] == axis:
                     q = step.operands[0]
@@ -306,42 +310,62 @@ def _subsets(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 # ---------------------------------------------------------------- iterations and stages
 
 
-def _repeat_counts(original: spec.Spec, pipe: _Pipe) -> dict[int, int]:
-    """The iterations of each repeat, by `id` of the step: at most two, or more where the stages need them."""
+def _repeats(body: spec.Body) -> list[spec.Repeat]:
+    return [step for each in spec.bodies(body) for step in each.steps if isinstance(step, spec.Repeat)]
+
+
+def _kept(original: spec.Spec, pipe: _Pipe) -> dict[int, list[int]]:
+    """The iterations of each repeat that are left, by `id` of the step: one of each kind and at least two, or more
+    where the stages need them. Repeats that rules tell apart have the same ones left, as far as they go.
+    """
     model, _ = original.trained
-    every = [step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat)]
+    every, apart = _repeats(model.body), told_apart(original)
     (*_, rule) = (None, *_rules(original, spec.StageRule))
     names = rule.repeats if isinstance(rule, spec.StageRule) else ()
     ranged = any(r.first < r.last for r in _rules(original, spec.PlaceRule) if isinstance(r, spec.PlaceRule))
-    limit = pipe.new if ranged else 2
-    counts = {id(step): min(step.count, limit) for step in every}
-    declared = {id(step): step.count for step in every}
-    body = model.body
+    least = pipe.new if ranged else 2
+    kept: dict[int, list[int]] = {id(step): kinds(step, apart) for step in every}
+    together = [step for step in every if any(name in own for own in apart for name in (step.name, step.scope))]
+
+    def add(step: spec.Repeat, numbers: Iterable[int]) -> None:
+        for each in together if step in together else [step]:
+            kept[id(each)] = sorted({*kept[id(each)], *(number for number in numbers if number < each.count)})
+
+    for step in every:
+        add(step, kept[id(step)])
+        add(step, [n for n in range(step.count) if n not in kept[id(step)]][: max(0, least - len(kept[id(step)]))])
+    body, declared = model.body, {id(step): range(step.count) for step in every}
     needed = pipe.new + (_staged(body, names, declared) > pipe.old) if names else 0
-    while _staged(body, names, counts) < needed:
-        short = [step for step in every if counts[id(step)] < step.count]
+    while _staged(body, names, kept) < needed:
+        short = [step for step in every if len(kept[id(step)]) < step.count]
         if not short:
             break
         # Staged repeats first, then the repeats that contain them.
-        step = min(short, key=lambda s: (s.name not in names, counts[id(s)] / s.count))
-        counts[id(step)] += 1
-    return counts
+        step = min(short, key=lambda s: (s.name not in names, len(kept[id(s)]) / s.count))
+        add(step, [next(n for n in range(step.count) if n not in kept[id(step)])])
+    # The repeats within all iterations of one, as those within its first.
+    for step in every:
+        for inner in step.bodies[1:]:
+            for one, other in spec.pairs(step.body, inner):
+                if isinstance(one, spec.Repeat) and isinstance(other, spec.Repeat):
+                    kept[id(other)] = kept[id(one)]
+    return kept
 
 
-def _staged(body: spec.Body, names: Sequence[str], counts: Mapping[int, int]) -> int:
+def _staged(body: spec.Body, names: Sequence[str], kept: Mapping[int, Sequence[int]]) -> int:
     """The number of iterations of the repeats in `names`, counting the outermost of nested ones."""
     total = 0
     for step in body.steps:
         if isinstance(step, spec.InstanceParameters):
             continue
         if isinstance(step, spec.CallBlock):
-            total += _staged(step.body, names, counts)
+            total += _staged(step.body, names, kept)
         elif isinstance(step, spec.Repeat):
-            total += counts[id(step)] * (1 if step.name in names else _staged(step.body, names, counts))
+            total += len(kept[id(step)]) * (1 if step.name in names else _staged(step.body, names, kept))
     return total
 
 
-def _layout(original: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.Layout | None:
+def _layout(original: spec.Spec, pipe: _Pipe, kept: Mapping[int, Sequence[int]]) -> spec.Layout | None:
     if original.layout is None:
         return None
     model, _ = original.trained
@@ -352,7 +376,7 @@ def _layout(original: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec
         if isinstance(rule, spec.PlaceRule):
             rule = evolve(rule, first=stages[rule.first], last=stages[rule.last])
         elif isinstance(rule, spec.StageRule) and rule.counts is not None:
-            total = _staged(model.body, rule.repeats, counts)
+            total = _staged(model.body, rule.repeats, kept)
             rule = evolve(rule, counts=_portioned(rule.counts, pipe, total))
         rules.append(rule)
     return evolve(original.layout, rules=tuple(rules))

@@ -143,7 +143,7 @@ def axes_of(model: spec.Model) -> Axes:
     parameters: set[str] = set()
     for operation in model.operations.values():
         relations.update(dict.fromkeys(ties(operation)))
-    for body in bodies(model.body):
+    for body in spec.bodies(model.body):
         for type in body.types:
             declared.update((axis.name, axis.size) for axis in type.axes)
         for step in body.steps:
@@ -162,19 +162,6 @@ def axes_of(model: spec.Model) -> Axes:
     stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
     inputs = frozenset(name for type in model.body.types[: len(model.body.inputs)] for name in type.names)
     return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), inputs, frozenset(fixed))
-
-
-def bodies(body: spec.Body) -> Iterator[spec.Body]:
-    """A body and all nested bodies, each once."""
-    seen = {id(body)}
-    stack = [body]
-    while stack:
-        top = stack.pop()
-        yield top
-        for step in top.steps:
-            if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)) and id(step.body) not in seen:
-                seen.add(id(step.body))
-                stack.append(step.body)
 
 
 @frozen(eq=False)

@@ -78,10 +78,10 @@ class _Shaker:
                     operands = tuple(shake(each, step) for each in operands)
                 step = evolve(step, operands=operands)
             elif isinstance(step, spec.CallBlock):
-                step = evolve(step, body=self.body(step.body), arguments=placed(step.arguments))
+                step = spec.with_bodies(evolve(step, arguments=placed(step.arguments)), self.body)
             elif isinstance(step, spec.Repeat | spec.Scan):
                 captured = tuple(places[each] for each in step.captured)
-                step = evolve(step, body=self.body(step.body), carried=placed(step.carried), captured=captured)
+                step = spec.with_bodies(evolve(step, carried=placed(step.carried), captured=captured), self.body)
             steps.append(step)
             places.extend(range(len(types), len(types) + count))
             types.extend(body.types[position : position + count])

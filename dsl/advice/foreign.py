@@ -361,9 +361,13 @@ _WRITTEN = tuple(
         ("", r"/\s*‸/|‸//|\"\"‸\"|‸\"\"\"", "comments start with `#`"),
         (
             "",
-            r"\b(?:freeze|update|recompute|offload|place|stage)\s(?:[\w.]+\s*,\s*)*(?:\w+\.)*(\w{1,40})(?:\s*‸\[|\.‸[0-9])",
-            r"a rule holds for all iterations of a repeat: move those that differ into one of their own before the "
-            r"others, `repeat 2 as first_\1 { … }`, and name `first_\1`",
+            r"\b(?:freeze|update|recompute|offload|place|shard)\s(?:[][\w.]+\s*,\s*)*(?:\w+\.)*(\w{1,40})\.‸([0-9]{1,6})",
+            r"iterations stand in brackets: `\1[\2]`, or `\1[0..\2]`",
+        ),
+        (
+            "",
+            r"\bstage\s(?:\w+\s*,\s*)*(\w{1,40})\s*‸\[",
+            r"`stage \1 -> …` cuts between any iterations; to choose, `place \1[0..1] -> …[0]`",
         ),
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
         ("", r"[0-9]‸\.", "a digit follows the point: `1.0`"),

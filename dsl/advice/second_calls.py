@@ -14,14 +14,16 @@ from itertools import combinations
 
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
-from partita.dsl.syntax.source import Source
+from partita.dsl.syntax.source import Source, Span
 
 
 def report_second_calls(model: spec.Model, source: Source, report: Report) -> None:
     """Warn of the second call of each block in a body of the file `source`."""
+    seen: set[Span] = set()
     for body in spec.bodies(model.answering):
         for first, second in _alike(body):
-            if second.span.source is source:
+            if second.span.source is source and second.span not in seen:
+                seen.add(second.span)
                 notes = [f"`{first.span.text}`   ({first.span.place}) has parameters of its own"]
                 message = f"`{second.block}` is called twice: these are two networks, with two sets of parameters"
                 help = (

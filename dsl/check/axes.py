@@ -13,11 +13,19 @@ from partita.dsl import limits
 from partita.dsl.advice.foreign import VALUES
 from partita.dsl.advice.report import Report, nearest, suggestion
 from partita.dsl.check import constants
-from partita.dsl.check.formulas import FUNCTIONS, Formula, Size
+from partita.dsl.check.formulas import Formula, Size
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.units import PLAIN, Quantity
+from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import Axis
+
+
+def sized(call: tree.Call) -> tree.Name | None:
+    """The axis in `size(axis)`; None if a call is none."""
+    if call.name.text != "size" or len(call.arguments) != 1 or call.arguments[0].name is not None:
+        return None
+    return tree.single(call.arguments[0].value)
 
 
 class Axes:
@@ -53,8 +61,16 @@ class Axes:
             help=suggestion(name.text, self.entries, "axes:") or f"declare it: `axis {name.text} = …`",
         )
 
+    def _size(self, name: tree.Name) -> Quantity | None:
+        axis = self.find(name)
+        return Quantity(Fraction(axis.size), formula=Size(axis.name, axis.size)) if axis else None
+
     def number(self, expression: tree.Path | tree.Call) -> Quantity:
         """The value of a constant; a `Lookup` of `dsl.check.constants`. Raises Refused (E0306; empty if wrong)."""
+        axis = sized(expression) if isinstance(expression, tree.Call) else None
+        size = self._size(axis) if axis is not None and axis.text in self.entries else None
+        if size is not None:
+            return size
         name = tree.single(expression)
         if name is None or name.text not in self.constants:
             head = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
@@ -116,12 +132,7 @@ class Axes:
             nonlocal unknown
             mentioned = tree.single(expression)
             if isinstance(expression, tree.Call):
-                called, arguments = expression.name.text, expression.arguments
-                argument = arguments[0].value if len(arguments) == 1 and arguments[0].name is None else None
-                if called == "size" and argument is not None:
-                    mentioned = tree.single(argument)
-                elif called in FUNCTIONS and argument is not None and name in self.constants:
-                    return constants.apply(called, constants.evaluate(argument, lookup), expression.span)
+                mentioned = sized(expression)
             if mentioned is None:
                 raise refuse("E0306", "expected a number or the name of an axis", expression.span)
             if isinstance(expression, tree.Path) and mentioned.text in self.constants:
@@ -132,11 +143,15 @@ class Axes:
             if isinstance(expression, tree.Path) and mentioned.text not in self.entries:
                 help = suggestion(mentioned.text, [each for each in (*self.entries, *self.constants) if each != name])
                 raise refuse("E0202", f"unknown axis or constant `{mentioned.text}`", expression.span, help=help)
-            axis = self.find(mentioned)
-            unknown = unknown or axis is None
-            return Quantity(Fraction(axis.size), formula=Size(axis.name, axis.size)) if axis else Quantity(Fraction(1))
+            size = self._size(mentioned)
+            unknown = unknown or size is None
+            return size or Quantity(Fraction(1))
 
         with report:
+            computed = (each for each in nodes(entry.value) if isinstance(each, tree.Call) and sized(each) is None)
+            call = next(computed, None) if name in self.entries else None
+            if call is not None:  # sizes follow from others, of which proxies have smaller ones
+                raise refuse("E0306", "expected a number or the name of an axis", call.span)
             quantity = constants.evaluate(entry.value, lookup)
             if name in self.entries and not unknown:
                 positive_integer(quantity, entry.value, f"axis `{name}`")

@@ -7,11 +7,11 @@ added, a ratio is a number as well (1 - 10% is 90%), and any number can be scale
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from partita.dsl.advice.quotes import without_quotes
-from partita.dsl.check.formulas import FUNCTIONS, computed
+from partita.dsl.check.formulas import FUNCTIONS, OF_TWO, computed
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.syntax import tree, units
 from partita.dsl.syntax.source import Span
@@ -33,6 +33,9 @@ def evaluate(expression: tree.Expression, lookup: Lookup) -> Quantity:
     if isinstance(expression, tree.Binary):
         left, right = evaluate(expression.left, lookup), evaluate(expression.right, lookup)
         return combine(expression.operator, left, right, expression.span)
+    if isinstance(expression, tree.Call) and is_of_numbers(expression):
+        arguments = [evaluate(each.value, lookup) for each in expression.arguments]
+        return apply(expression.name.text, arguments, expression.span)
     if isinstance(expression, tree.Path | tree.Call):
         return lookup(expression)
     raise refuse("E0306", "expected a number", expression.span, help=without_quotes(expression, ()))
@@ -69,11 +72,17 @@ def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quant
     raise refuse("E0307", f"`{operator}` does not combine a {left.dimension} and a {right.dimension}", span)
 
 
-def apply(function: str, argument: Quantity, span: Span) -> Quantity:
-    """Apply one of FUNCTIONS to a plain number. Raises Refused (E0224)."""
+def is_of_numbers(call: tree.Call) -> bool:
+    """Whether a call is one of FUNCTIONS, with as many positional arguments as that takes."""
+    plain = all(each.name is None and not isinstance(each.value, tree.Arrow) for each in call.arguments)
+    return plain and call.name.text in FUNCTIONS and len(call.arguments) == 1 + (call.name.text in OF_TWO)
+
+
+def apply(function: str, arguments: Sequence[Quantity], span: Span) -> Quantity:
+    """Apply one of FUNCTIONS to plain numbers. Raises Refused (E0224)."""
     try:
-        value = FUNCTIONS[function](float(argument.value))
-        return bounded(Quantity(value, PLAIN, computed(function, argument.term)), span)
+        value = FUNCTIONS[function](*(float(each.value) for each in arguments))
+        return bounded(Quantity(value, PLAIN, computed(function, *(each.term for each in arguments))), span)
     except (ValueError, ZeroDivisionError):
         raise refuse("E0224", f"`{function}` is undefined here", span) from None
     except OverflowError:

@@ -17,7 +17,7 @@ from partita.dsl.check.groups import groups_of
 from partita.dsl.check.stages import stage_misfits, stage_rules
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.functions.signatures import LIKELIHOODS
-from partita.dsl.names.paths import is_end
+from partita.dsl.names.paths import is_end, without_ranges
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Axis, Type
 
@@ -250,7 +250,7 @@ def _splits(file: spec.Spec) -> list[Diagnostic]:
 
 def _names(target: spec.Target, tensor: str) -> bool:
     """Whether a target names this tensor by path."""
-    return target.path is not None and is_end(target.path, tensor)
+    return target.path is not None and is_end(without_ranges(target.path), tensor)
 
 
 def _assigned(

@@ -17,7 +17,6 @@ from partita.dsl.advice.corrected_calls import reordered
 from partita.dsl.advice.report import suggestion
 from partita.dsl.check import constants
 from partita.dsl.check.arguments import bind, parameters_of_call
-from partita.dsl.check.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.check.formulas import Size
 from partita.dsl.check.instances import sharing
 from partita.dsl.check.known import CheckContext
@@ -206,13 +205,9 @@ class Expressions:
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
         repeat = self._repeat(name)
         if repeat is not None:
-            number = f"{name.text}_number"
-            message = f"`{name.text}` is a repeat, not the number of its iteration"
-            notes = [f"it is at {repeat.name.span.place}"]
-            help = (
-                f"to count, write `let {number} = zeros([])` before the repeat, and `let {number} = {number} + 1` at "
-                "its end; where a size or an option must be a number, write several repeats"
-            )
+            message = f"`{name.text}` is the number of an iteration, which is known inside the repeat alone"
+            notes = [f"the repeat is at {repeat.name.span.place}"]
+            help = f"a block that it calls takes numbers: `block net(…, {name.text}: number)`"
             return refuse("E0201", message, name.span, notes=notes, help=help)
         known = foreign.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
         return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
@@ -264,18 +259,20 @@ class Expressions:
             return self._call_block(written)
         if called == "size":
             return self._size(written)
-        if called in FUNCTIONS_OF_NUMBERS and len(written.arguments) == 1:
-            argument = written.arguments[0]
-            if argument.name is None and not isinstance(argument.value, tree.Arrow):
-                operand = self.one(argument.value)
+        if constants.is_of_numbers(written):
+            operands = [self.one(argument.value) for argument in written.arguments]
+            numbers = []
+            for operand, argument in zip(operands, written.arguments, strict=True):
                 if isinstance(operand, Constant):
                     if isinstance(operand.value, bool):
                         raise refuse("E0213", f"`{operand.text}` is neither a number nor a tensor", argument.span)
-                    value = constants.apply(called, operand.value, written.span)
-                    return [Constant(value, _text(written), written.span)]
-                if operand is None:
-                    return None
-                return self._finish(written, {"x": operand}, (), name)
+                    numbers.append(operand.value)
+            if len(numbers) == len(operands):
+                return [Constant(constants.apply(called, numbers, written.span), _text(written), written.span)]
+            if None in operands:
+                return None
+            slots = (slot.name for slot in FUNCTIONS[called].slots)
+            return self._finish(written, dict(zip(slots, operands, strict=True)), (), name)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.known.declarations.blocks, *self.known.declarations.operations, "size"]
             help = foreign.function(called) or suggestion(called, choices)

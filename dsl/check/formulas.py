@@ -25,13 +25,15 @@ ARITHMETIC: dict[str, Callable[..., Fraction | float]] = {
 }
 
 # Applied to numbers they are evaluated here, applied to tensors they are steps.
-FUNCTIONS: dict[str, Callable[[float], float]] = {
+FUNCTIONS: dict[str, Callable[..., float]] = {
     "sqrt": math.sqrt,
     "rsqrt": lambda x: 1 / math.sqrt(x),
     "exp": math.exp,
     "log": math.log,
     "tanh": math.tanh,
+    "power": math.pow,
 }
+OF_TWO = ("power",)  # the functions of two numbers
 
 
 @frozen
@@ -80,7 +82,7 @@ def value_of(term: Term, sizes: Mapping[str, int]) -> Number:
     operands = [value_of(each, sizes) for each in term.operands]
     if term.operator in ARITHMETIC:
         return ARITHMETIC[term.operator](*operands)
-    return FUNCTIONS[term.operator](float(operands[0]))
+    return FUNCTIONS[term.operator](*map(float, operands))
 
 
 def resized(formula: Formula | Size, sizes: Mapping[str, int]) -> Formula | Size:

@@ -119,7 +119,8 @@ def _declarations(body: spec.Body) -> Iterator[spec.Step]:
             case spec.CallBlock() if any(spec.parameters(step.body)):
                 yield evolve(step, body=parameters_only(step.body), arguments=())
             case spec.Repeat() if any(spec.parameters(step.body)):
-                yield evolve(step, body=parameters_only(step.body), carried=(), captured=(), names=())
+                bodies = tuple(map(parameters_only, step.bodies))
+                yield evolve(step, bodies=bodies, carried=(), captured=(), names=())
             case spec.Scan():  # which has no scope of its own
                 yield from _declarations(step.body)
 
@@ -127,7 +128,7 @@ def _declarations(body: spec.Body) -> Iterator[spec.Step]:
 def _untrained(parameters: spec.Body) -> spec.Body:
     """The parameters of an instance, as those of a copy."""
     steps = tuple(
-        evolve(step, buffer=True) if isinstance(step, spec.Parameter) else evolve(step, body=_untrained(step.body))
+        evolve(step, buffer=True) if isinstance(step, spec.Parameter) else spec.with_bodies(step, _untrained)
         for step in parameters.steps
         if isinstance(step, spec.Parameter | spec.CallBlock | spec.Repeat)
     )
@@ -161,8 +162,13 @@ def _sharing(
             case spec.Scan():  # which has no scope of its own
                 step = evolve(step, body=_sharing(step.body, declared, span, shared))
             case spec.CallBlock() | spec.Repeat():
-                inner: spec.Step | None = next(declared) if any(spec.parameters(step.body)) else None
-                inside = inner.body.steps if isinstance(inner, spec.CallBlock | spec.Repeat) else ()
-                step = evolve(step, body=_sharing(step.body, iter(inside), span, shared))
+                inner = next(declared) if any(spec.parameters(step.body)) else None
+                inside = iter(spec.inner_bodies(inner) if inner is not None else ())
+
+                def shares(body: spec.Body, inside: Iterator[spec.Body] = inside) -> spec.Body:
+                    parameters = next(inside, None)
+                    return _sharing(body, iter(parameters.steps if parameters else ()), span, shared)
+
+                step = spec.with_bodies(step, shares)
         steps.append(step)
     return evolve(body, steps=tuple(steps))

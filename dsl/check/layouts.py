@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from partita.dsl import limits, spec
 from partita.dsl.advice.foreign import meant
@@ -10,7 +10,7 @@ from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.check import constants
 from partita.dsl.check.axes import Axes, positive_integer
 from partita.dsl.diagnostic import refuse
-from partita.dsl.names.paths import ModelNames
+from partita.dsl.names.paths import ModelNames, checked_path
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.units import PLAIN
 from partita.dsl.syntax.unparse import expression_text
@@ -51,35 +51,33 @@ class Layouts:
             match rule:
                 case tree.Shard():
                     self.direction(rule, mesh_axes)
-                    for target in rule.targets:
-                        self.target(target, known)
+                    targets = tuple(self.target(target, known) for target in rule.targets)
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
                     zigzag, exchange = self.words(rule)
-                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span, zigzag, exchange)
+                    return spec.ShardRule(targets, axes, rule.span, zigzag, exchange)
                 case tree.Stage():
                     self.repeats(rule.repeats, known)
                     names = tuple(name.text for name in rule.repeats)
                     axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
                     return spec.StageRule(names, axis, self.layers(rule.counts), rule.span)
                 case tree.Place():
-                    self.paths(rule.paths, known)
+                    paths = self.paths(rule.paths, known)
                     axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
                     first, last = self.stages(rule)
                     spans = tuple(path.span for path in rule.paths)
-                    return spec.PlaceRule(_parts(rule.paths), axis, first, last, rule.span, spans)
+                    return spec.PlaceRule(paths, axis, first, last, rule.span, spans)
                 case tree.Recompute():
-                    self.paths([p for p in rule.paths if str(p) not in ("all", "auto")], known)
-                    spans = tuple(path.span for path in rule.paths)
-                    return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
+                    paths = self.paths(rule.paths, known, ("all", "auto"))
+                    return spec.RecomputeRule(paths, rule.span, tuple(path.span for path in rule.paths))
                 case tree.Offload():
                     for path in rule.paths:
                         if str(path) in CLASSES and str(path) not in (PARAM, STATE):
                             message = f"`{path}` cannot be kept in the host's memory"
                             help = "`offload param`, `offload state`; or what a block or repeat keeps: `offload layer`"
                             raise refuse("E0418", message, path.span, help=help)
-                    self.paths([p for p in rule.paths if str(p) not in ("all", PARAM, STATE)], known)
+                    paths = self.paths(rule.paths, known, ("all", PARAM, STATE))
                     spans = tuple(path.span for path in rule.paths)
-                    return spec.OffloadRule(_parts(rule.paths), rule.span, spans, self.mapped(rule))
+                    return spec.OffloadRule(paths, rule.span, spans, self.mapped(rule))
                 case tree.Overlap():
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
                     value = constants.evaluate(rule.pieces, self.axes.number)
@@ -159,22 +157,26 @@ class Layouts:
             help = f"write `{', '.join(over)} -> {', '.join(targets)}`"
             raise refuse("E0202", "an axis of the tensors stands before `->`, one of the mesh after it", at, help=help)
 
-    def target(self, target: tree.Target, known: ModelNames | None) -> None:
-        """Check a sharding target: a class or an axis, optionally of one path."""
-        if target.path is not None:
-            self.paths([target.path], known)
+    def target(self, target: tree.Target, known: ModelNames | None) -> spec.Target:
+        """A sharding target: a class or an axis, optionally of one path."""
+        path = self.paths([target.path], known)[0] if target.path is not None else None
         name = target.name.text
-        if name in CLASSES:
-            return
-        if name not in self.axes.entries and (kind := meant(name, CLASSES)) is not None:
-            raise refuse("E0202", f"unknown axis `{name}`", target.name.span, help=f"did you mean `{kind}`?")
-        self.axes.find(target.name)
+        if name not in CLASSES:
+            if name not in self.axes.entries and (kind := meant(name, CLASSES)) is not None:
+                raise refuse("E0202", f"unknown axis `{name}`", target.name.span, help=f"did you mean `{kind}`?")
+            self.axes.find(target.name)
+        return spec.Target(path, name, name in CLASSES, target.span)
 
-    def paths(self, paths: Iterable[tree.Path], known: ModelNames | None) -> None:
-        """Check that every part of each path is a name of the model (E0317)."""
-        if known is not None:
-            for path in paths:
+    def paths(
+        self, paths: Iterable[tree.Path], known: ModelNames | None, others: Collection[str] = ()
+    ) -> tuple[tuple[str, ...], ...]:
+        """The paths, of which every part is a name of the model (E0317), but for words that are `others`."""
+        checked = []
+        for path in paths:
+            if known is not None and str(path) not in others:
                 known.check(path)
+            checked.append(checked_path(path, self.axes.number, known))
+        return tuple(checked)
 
     def repeats(self, names: Iterable[tree.Name], known: ModelNames | None) -> None:
         """Check that the names in a `stage` rule are repeats of the model (E0317)."""
@@ -207,12 +209,3 @@ class Layouts:
         if numbers[0] > numbers[1]:
             raise refuse("E0314", f"stages {numbers[0]} to {numbers[1]} are none", rule.first.span)
         return numbers[0], numbers[1]
-
-
-def _target(target: tree.Target) -> spec.Target:
-    path = tuple(part.text for part in target.path.parts) if target.path else None
-    return spec.Target(path, target.name.text, target.name.text in CLASSES, target.span)
-
-
-def _parts(paths: Iterable[tree.Path]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(part.text for part in path.parts) for path in paths)

@@ -7,6 +7,7 @@ are captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TypeAlias
 
 from attrs import evolve
@@ -22,6 +23,7 @@ from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.origins import origin
 from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.syntax import tree
+from partita.dsl.syntax.units import Quantity
 from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import Axis, Type
 
@@ -41,8 +43,7 @@ class Loops:
         if not unreserved(statement.name, self.report):
             return False
         before = self.bound_before(statement.body)
-        inner = self.entered(before)
-        results = self.iteration(inner, statement.body, before)
+        inner, results = self.numbered(statement, before, 0)
         segment = self.scope.segment(statement.name.text)
         self.scope.segments[segment] = statement.name.span
         nodes = (count or 1) * max(1, inner.nodes)
@@ -56,11 +57,15 @@ class Loops:
         checked = inner.finish(tuple(before), results)
         if not before and self.unused(statement, inner, checked.body):
             return False
+        bodies = self.bodies(statement, count, before, checked.body)
+        if bodies is None:
+            self.forget(before)
+            return False
         step = spec.Repeat(
             statement.name.text,
             segment,
             count,
-            checked.body,
+            bodies,
             tuple(map(_carried_operand, before.values())),
             inner.captured,
             tuple(before),
@@ -69,6 +74,37 @@ class Loops:
         types = [type for type in map(_carried_type, before.values()) if type is not None]
         self.bind_after(step, types, nodes, checked.depth + 1, inner)
         return True
+
+    def numbered(
+        self, statement: tree.Repeat, before: Mapping[str, Binding], number: int
+    ) -> tuple[Scope, list[spec.Operand] | None]:
+        """Check an iteration of a repeat, in which the repeat's name is its number, unless that name means something
+        else there.
+        """
+        inner, name = self.entered(before), statement.name
+        if self.scope.find(name.text) is None:
+            inner.bind(name.text, Constant(Quantity(Fraction(number)), name.text, name.span), name.span)
+        return inner, self.iteration(inner, statement.body, before)
+
+    def bodies(
+        self, statement: tree.Repeat, count: int, before: Mapping[str, Binding], first: spec.Body
+    ) -> tuple[spec.Body, ...] | None:
+        """The body of each iteration, if the first one has read its number; None after reporting errors (E0229)."""
+        bodies = [first]
+        is_read = self.expressions.is_read(Binding(statement.name.text, UNKNOWN, statement.name.span))
+        for number in range(1, count if is_read else 1):
+            inner, results = self.numbered(statement, before, number)
+            if results is None:
+                return None
+            bodies.append(inner.finish(tuple(before), results).body)
+            for one, other in spec.pairs(first, bodies[-1]):
+                if isinstance(one, spec.Repeat) and isinstance(other, spec.Repeat) and one.count != other.count:
+                    name = statement.name.text
+                    message = f"`{one.name}` has {one.count} turns where `{name}` is 0, and {other.count} where "
+                    message += f"it is {number}: all iterations have the same parameters and types"
+                    self.report.error("E0229", message, one.span, help="write repeats one after the other")
+                    return None
+        return tuple(bodies)
 
     def unused(self, statement: tree.Repeat, inner: Scope, body: spec.Body) -> bool:
         """Whether a repeat with parameters ends with a name that nothing reads, computed from one outside that it was

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
+from partita.dsl.check.constants import Lookup
 from partita.dsl.config.builtins import OPTIMIZERS
 from partita.dsl.config.settings import Settings
-from partita.dsl.names.paths import ModelNames
+from partita.dsl.diagnostic import refuse
+from partita.dsl.names.paths import ModelNames, checked_path, joined_part, split_part
 from partita.dsl.syntax import tree
+from partita.dsl.syntax.units import Quantity
+from partita.dsl.syntax.walk import nodes
 
 # Targets that are no paths.
 CLASSES = ("all", "matrices", "vectors", "embeddings")
@@ -28,17 +36,71 @@ class Optimizers:
             if everything is not None:
                 message = f"no parameter reaches this rule: `{everything}` before it applies to all"
                 self.report.error("E0319", message, rule.span, help="move it before that rule")
-            call = self.settings.call(rule.call, OPTIMIZERS, "optimizer") if isinstance(rule, tree.UpdateRule) else None
+            targets: list[tuple[str, ...]] = []
             for target in rule.targets:
-                if known is not None and str(target) not in CLASSES:
-                    with self.report:
+                with self.report:
+                    if known is not None and str(target) not in CLASSES:
                         known.check(target, CLASSES if len(target.parts) == 1 else ())
-            index = sum(each.call is not None for each in rules)
-            targets = tuple(tuple(part.text for part in path.parts) for path in rule.targets)
-            rules.append(spec.OptimizerRule(targets, call, index, rule.span, tuple(path.span for path in rule.targets)))
+                    targets.append(checked_path(target, self.settings.axes.number, known))
+            spans = tuple(path.span for path in rule.targets)
+            if isinstance(rule, tree.FreezeRule):
+                rules.append(spec.OptimizerRule(tuple(targets), None, len(rules), rule.span, spans))
+                continue
+            for chosen, number in self.cases(rule.call, targets, known):
+                call = self.settings.call(rule.call, OPTIMIZERS, "optimizer", number)
+                index = sum(each.call is not None for each in rules)
+                own = tuple(span for span, path in zip(spans, chosen, strict=False) if path is not None)
+                paths = tuple(path for path in chosen if path is not None)
+                rules.append(spec.OptimizerRule(paths, call, index, rule.span, own))
         if not rules:
             message = f"optimizer `{optimizer.name.text}` has no rules"
             self.report.error("E0305", message, optimizer.span, help="`update all -> adamw(lr = 1e-3)`")
         if self.report.errors > errors:
             return None
         return spec.Optimizer(optimizer.name.text, tuple(rules), optimizer.span)
+
+    def cases(
+        self, call: tree.Call, targets: Sequence[tuple[str, ...]], known: ModelNames | None
+    ) -> Iterator[tuple[Sequence[tuple[str, ...] | None], Lookup]]:
+        """The rules that an `update` stands for, by their targets and what names mean in the call: one; or, where the
+        call reads the number of an iteration of a repeat that the targets name, one for each.
+        """
+        axes, repeats = self.settings.axes, known.repeats if known is not None else {}
+        named = {split_part(part)[0] for path in targets for part in path}
+        read = [each for each in map(tree.single, paths_in(call)) if each is not None and each.text not in axes]
+        over = next((name.text for name in read if name.text in named), None)
+
+        def number(written: tree.Path | tree.Call, iteration: int | None = None) -> Quantity:
+            name = tree.single(written)
+            if iteration is not None and name is not None and name.text == over:
+                return Quantity(Fraction(iteration))
+            if name is not None and name.text in repeats and name.text not in axes:
+                message = f"`{name.text}` is the number of an iteration, in rules for the parameters of its repeat"
+                raise refuse("E0306", message, name.span, help=f"`update {name.text} -> …`, or a part of it")
+            return axes.number(written)
+
+        if over is None:
+            yield targets, number
+            return
+        for iteration in range(repeats.get(over, 1)):
+            chosen = [narrowed(path, over, iteration) for path in targets]
+            if any(path is not None for path in chosen):
+                yield chosen, partial(number, iteration=iteration)
+
+
+def paths_in(call: tree.Call) -> Iterator[tree.Path]:
+    """The names in the arguments of a call."""
+    return (each for each in nodes(*call.arguments) if isinstance(each, tree.Path))
+
+
+def narrowed(path: tuple[str, ...], repeat: str, iteration: int) -> tuple[str, ...] | None:
+    """A path in one iteration of a repeat alone; None if it is of others."""
+    parts = []
+    for part in path:
+        name, iterations = split_part(part)
+        if name == repeat:
+            if iterations is not None and iteration not in iterations:
+                return None
+            iterations = range(iteration, iteration + 1)
+        parts.append(joined_part(name, iterations))
+    return tuple(parts)

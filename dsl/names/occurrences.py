@@ -238,6 +238,9 @@ class _Names:
         for path in paths:
             for part, meant in zip(path.parts, self.members.named([part.text for part in path.parts]), strict=True):
                 self._part(part, meant)
+            for iterations in path.iterations:
+                if iterations is not None:
+                    self._nodes((iterations,), {})
 
     def _part(self, name: tree.Name, members: Sequence[Member]) -> None:
         """A part of a path, which may mean these members."""
@@ -316,7 +319,7 @@ class _Names:
         first = next((each for each in same if each.text == repeat.name.text), repeat.name)
         self.found.append(Occurrence(repeat.name, "repeat", first))
         self.members.begin(repeat)
-        self._nodes(repeat.body, dict(scope))
+        self._nodes(repeat.body, {repeat.name.text: (first, "repeat"), **scope})
         self.members.end()
         self.members.enter(first, "repeat", repeat)
 

@@ -263,6 +263,19 @@ def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
     return tree.Mesh(_name(span, name), tuple(p for p in parts if isinstance(p, tree.Entry)), table, span=span)
 
 
+def _path(span: Span, *parts: Any) -> tree.Path:
+    names = tuple(_name(span, part) for part in parts if isinstance(part, Token))
+    if len(names) == len(parts):
+        return tree.Path(names, span=span)
+    following = (*parts[1:], None)
+    iterations = tuple(
+        after if isinstance(after, tree.Iterations) else None
+        for part, after in zip(parts, following, strict=True)
+        if isinstance(part, Token)
+    )
+    return tree.Path(names, iterations, span=span)
+
+
 # Nodes that are called like their rules of the grammar, and have their parts as fields.
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
@@ -273,7 +286,7 @@ NODES = (
 )
 # Those whose last field has any number of parts, after so many other fields.
 LISTINGS: dict[type[tree.Node], int] = {
-    **dict.fromkeys((tree.File, tree.Axes, tree.Constants, tree.Table, tree.Expect, tree.Path, tree.List), 0),
+    **dict.fromkeys((tree.File, tree.Axes, tree.Constants, tree.Table, tree.Expect, tree.List), 0),
     **dict.fromkeys((tree.Call, tree.Optimizer, tree.Weights), 1),
     tree.Layout: 2,
 }
@@ -281,7 +294,9 @@ LISTINGS: dict[type[tree.Node], int] = {
 BUILDERS: dict[str, Builder] = {
     **{kind.__name__.lower(): _node(kind) for kind in NODES},
     **{kind.__name__.lower(): _listing(kind, first) for kind, first in LISTINGS.items()},
-    **dict.fromkeys(("inputs", "types", "statements", "names", "axis_names", "targets", "paths", "stored"), _parts),
+    **dict.fromkeys(
+        ("inputs", "types", "statements", "names", "axis_names", "targets", "paths", "parts", "stored"), _parts
+    ),
     **dict.fromkeys(("strings", "weight_axes"), _parts),
     "import": lambda s, path: tree.Import(tree.String(path.text, span=Span(s.source, path.start, path.end)), span=s),
     "input": lambda s, name, type: tree.Input(
@@ -292,6 +307,8 @@ BUILDERS: dict[str, Builder] = {
     "results": _listing(tree.Return, 0),
     "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1, rest[-1], span=s),
     "mesh": _mesh,
+    **dict.fromkeys(("path", "part"), _path),
+    "iterations": lambda s, first, last=None: tree.Iterations(first, last, span=s),
     "target": _first_optional(tree.Target),
     "kept": lambda s, part: part if isinstance(part, tree.Path) else tree.Path((_name(s, part),), span=s),
     "freeze": _node(tree.FreezeRule),

@@ -30,10 +30,19 @@ class Name(Node):
 
 
 @frozen
+class Iterations(Node):
+    """Some iterations of a repeat in a path: `[0]` or `[0..7]`, both ends included."""
+
+    first: Expression
+    last: Expression | None
+
+
+@frozen
 class Path(Node):
-    """`x` or `gpt.layer.attention`."""
+    """`x` or `gpt.layer.attention`; `iterations`, by part, are in paths of rules such as `layer[0..7].attention`."""
 
     parts: tuple[Name, ...]
+    iterations: tuple[Iterations | None, ...] = ()
 
     def __str__(self) -> str:
         return ".".join(part.text for part in self.parts)

@@ -9,7 +9,9 @@ def expression_text(expression: tree.Expression) -> str:
     """The source form of an expression, on one line."""
     match expression:
         case tree.Path():
-            return str(expression)
+            iterations = expression.iterations or (None,) * len(expression.parts)
+            parts = zip(expression.parts, iterations, strict=True)
+            return ".".join(name.text + (_iterations(some) if some else "") for name, some in parts)
         case tree.Number(text=text) | tree.String(text=text):
             return text
         case tree.Boolean(value=value):
@@ -33,3 +35,8 @@ def expression_text(expression: tree.Expression) -> str:
 def _argument(argument: tree.Argument) -> str:
     value = expression_text(argument.value)
     return value if argument.name is None else f"{argument.name.text} = {value}"
+
+
+def _iterations(some: tree.Iterations) -> str:
+    last = f"..{expression_text(some.last)}" if some.last is not None else ""
+    return f"[{expression_text(some.first)}{last}]"

@@ -103,9 +103,10 @@ def digest_of(model: spec.Model) -> str:
     numbers[id(model.body)] = 0
     for body in bodies:  # grows during the loop
         for step in body.steps:
-            if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)) and id(step.body) not in numbers:
-                numbers[id(step.body)] = len(bodies)
-                bodies.append(step.body)
+            for inner in spec.inner_bodies(step):
+                if id(inner) not in numbers:
+                    numbers[id(inner)] = len(bodies)
+                    bodies.append(inner)
         steps = [_step(step, numbers) for step in body.steps]
         updates = [[[each.buffer, each.value] for each in body.updates]] if body.updates else []
         written.append([list(body.inputs), steps, _plain(body.results), *updates])
@@ -129,7 +130,7 @@ def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
         case spec.CallBlock():
             return ["call", step.scope, numbers[id(step.body)], _plain(step.arguments)]
         case spec.Repeat():
-            own = [step.scope, step.count, numbers[id(step.body)]]
+            own = [step.scope, step.count, *(numbers[id(each)] for each in step.bodies)]
             return ["repeat", *own, _plain(step.carried), _plain(step.captured)]
         case spec.Scan():
             own = [step.axis.name, step.backward, numbers[id(step.body)]]
@@ -166,8 +167,7 @@ def sources_of(file: spec.Spec) -> list[Source]:
         for step in body.steps:
             if isinstance(step.span, Span):
                 sources.setdefault(id(step.span.source), step.span.source)
-            if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)):
-                bodies.append(step.body)
+            bodies += spec.inner_bodies(step)
     return list(sources.values())
 
 

@@ -9,13 +9,13 @@ from importlib.resources import as_file, files
 
 from attrs import evolve, frozen
 
+from partita.compiler.passes.fewer_iterations import renumbered
 from partita.compiler.passes.resized import Resized
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
-from partita.compiler.verify.proxy_sizes import bodies
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.dsl.spec import Repeat, Spec
+from partita.dsl.spec import Repeat, Spec, bodies
 
 MICROBATCHES = 2
 _CLUSTER = ("cluster.data=1", "cluster.pipe=1", "cluster.tensor=1")
@@ -143,6 +143,7 @@ def _shallow(spec: Spec, deepest: int) -> Spec:
     """The file with at most `deepest` iterations of each repeat."""
     model, _ = spec.trained
     sizes = {name: axis.size for name, axis in spec.axes.items()}
-    steps = (step for body in bodies(model.body) for step in body.steps if isinstance(step, Repeat))
-    turns = {id(step): min(step.count, deepest) for step in steps}
-    return evolve(spec, model=Resized(sizes, turns).model(model))
+    steps = [step for body in bodies(model.body) for step in body.steps if isinstance(step, Repeat)]
+    kept = {id(step): range(min(step.count, deepest)) for step in steps}
+    named = {name: range(deepest) for step in steps for name in (step.name, step.scope)}
+    return evolve(renumbered(spec, named), model=Resized(sizes, kept).model(model))

@@ -26,9 +26,8 @@ from partita.compiler.instructions import Compute
 from partita.compiler.pipeline import assembled
 from partita.compiler.program import Program
 from partita.compiler.schedules.schedule import FORWARD
-from partita.compiler.verify.proxy_sizes import bodies
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.spec import Scan, Spec, applications
+from partita.dsl.spec import Scan, Spec, applications, bodies
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.inputs import Batch
 from partita.runtime.rank import CompiledRun

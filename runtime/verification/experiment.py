@@ -31,10 +31,9 @@ from partita.compiler.optimizers.registry import OPTIMIZERS
 from partita.compiler.passes.resized import Initial, as_declared, of_order_one, unless_zero
 from partita.compiler.program import Program
 from partita.compiler.verify.proxy import proxy_of, single
-from partita.compiler.verify.proxy_sizes import bodies
 from partita.compiler.verify.rounding import JUMPING, perturbed
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.spec import BEFORE, OPERATION, Apply, Model, Spec, applications
+from partita.dsl.spec import BEFORE, OPERATION, Apply, Model, Spec, applications, bodies
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise

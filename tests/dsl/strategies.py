@@ -114,20 +114,28 @@ statements = st.recursive(
     max_leaves=4,
 )
 tables = several(settings, 0, 4).map(lambda found: node(tree.Table, found))
+sums = expressions.map(lambda e: tight(e, SUM))
+iterations = st.builds(lambda f, s: node(tree.Iterations, f, s), sums, st.none() | sums)
+some = st.lists(st.tuples(names, st.none() | iterations), min_size=1, max_size=3).map(
+    lambda parts: node(
+        tree.Path,
+        tuple(name for name, _ in parts),
+        tuple(own for _, own in parts) if any(own for _, own in parts) else (),
+    )
+)
 targets = st.builds(
     lambda p, n: node(tree.Target, p, n),
-    st.none() | paths,
+    st.none() | some,
     names | st.just(node(tree.Name, "param")),
 )
-sums = expressions.map(lambda e: tight(e, SUM))
 products = expressions.map(lambda e: tight(e, PRODUCT))
 counts = st.none() | several(expressions, 0).map(lambda items: node(tree.List, items))
 rules = st.one_of(
     st.builds(lambda t, n, b: node(tree.Shard, t, n, b), several(targets), several(names), several(names, 0)),
     st.builds(lambda n, a, c: node(tree.Stage, n, a, c), several(names), names, counts),
-    st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, sums, st.none() | sums),
-    several(paths).map(lambda p: node(tree.Recompute, p)),
-    st.builds(lambda p, b: node(tree.Offload, p, b), several(paths), st.none() | names),
+    st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(some), names, sums, st.none() | sums),
+    several(some).map(lambda p: node(tree.Recompute, p)),
+    st.builds(lambda p, b: node(tree.Offload, p, b), several(some), st.none() | names),
     st.builds(lambda n, e: node(tree.Overlap, n, e), several(names), sums),
 )
 claims = st.builds(
@@ -183,7 +191,11 @@ def words(item):
         case tree.Boolean():
             return ["true" if item.value else "false"]
         case tree.Path():
-            return separated(item.parts, ".")
+            own = item.iterations or (None,) * len(item.parts)
+            pairs = zip(item.parts, own, strict=True)
+            return [w for name, each in pairs for w in (".", *words(name), *(words(each) if each else []))][1:]
+        case tree.Iterations():
+            return ["[", *words(item.first), *(["..", *words(item.last)] if item.last else []), "]"]
         case tree.Negative():
             return ["-", *words(item.operand)]
         case tree.Not():

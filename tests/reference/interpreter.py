@@ -125,8 +125,9 @@ class Walk:
                     for iteration in range(step.count):
                         inner = f"{step.scope}.{iteration}"
                         around = f"{homes[0]}.{inner}", *homes
-                        made = self.body(step.body, f"{path}.{inner}", [*carried, *captured], around)
-                        carried = self.results(step.body, made)
+                        body_here = step.iteration(iteration)
+                        made = self.body(body_here, f"{path}.{inner}", [*carried, *captured], around)
+                        carried = self.results(body_here, made)
                     add(carried)
                 case spec.Scan():
                     add(self.scanned(step, path, values, homes))

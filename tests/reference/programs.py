@@ -212,6 +212,7 @@ class Body:
     rebindable: set[str] = field(factory=set)
     parameters: list[str] = field(factory=list)  # those that are declared here
     buffers: list[Expression] = field(factory=list)  # as well
+    number: str = ""  # that of an iteration
 
 
 @define(eq=False)
@@ -807,7 +808,8 @@ class Maker:
         if self.chance(20):
             arguments.append("scale = 0.3")
         if over in q.axes and self.chance(25):
-            arguments.append(f"window = {self.one('123')}")
+            more = f" + {self.body.number}" if self.body.number else ""
+            arguments.append(f"window = {self.one('123')}{more}")
         if self.chance(15):
             arguments.append("softcap = 0.8")
         if over in q.axes and self.chance(25):
@@ -1023,7 +1025,9 @@ class Maker:
             self.repeats[name] = count
         # What is carried may depend on parameters from the second turn on.
         scope = outer.scope | {n: evolve(outer.scope[n], alone=False) for n in carried}
-        self.body = Body(scope, set(carried))
+        # By the place, not by chance: all other programs stay as they are.
+        self.body = Body(scope, set(carried), number=name if len(self.lines) % 2 else "")
+        factor = f"(0.6 - 0.1 * {name})" if self.body.number else "0.7"
         limits = dict(self.limits)
         self.indent += 1
         self.inside += 1
@@ -1033,7 +1037,7 @@ class Maker:
         for n in carried:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
-            text = f"{n} * 0.7 + {x} * 0.5" if self.chance(60) else str(x)
+            text = f"{n} * {factor} + {x} * 0.5" if self.chance(60) else str(x)
             if self.body.scope[n].axes != axes:
                 text = f"{x} * 0.5"  # after a scan it has one more
             elif text == n:
@@ -1398,11 +1402,19 @@ class Maker:
         for _ in range(self.random.randint(0, 3)):
             target = self.one((*("matrices", "vectors", "embeddings"), *names, *names))
             if self.chance(35):
-                rules.append(f"freeze {target}")
+                rules.append(f"freeze {self.some_iterations(target, len(model))}")
             else:
                 call = self.optimizer("muon" if target == "matrices" and self.chance(60) else None)
-                rules.append(f"update {target} -> {call}")
+                if target in self.repeats and len(model) % 3:
+                    call = re.sub(r"lr = (?=0)", f"lr = power(0.9, {target}) * ", call)
+                rules.append(f"update {self.some_iterations(target, len(model))} -> {call}")
         return [*rules, "freeze all" if rules and self.chance(15) else f"update all -> {self.optimizer()}"]
+
+    def some_iterations(self, target: str, seed: int) -> str:
+        """A repeat of the model, or some of its iterations; not by chance: all other programs stay as they are."""
+        count = self.repeats.get(target, 1)
+        first, last = seed % count, count - 1
+        return target if count == 1 or seed % 2 else f"{target}[{first}]" if seed % 4 else f"{target}[{first}..{last}]"
 
     def train(self, bounded: bool, windows: bool, ruled: bool) -> str:
         """The train block. `bounded`: `random()` knows how large integers may be; `windows`: the model takes some;

@@ -6,6 +6,7 @@ kernels with implementations of others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import prod, sqrt
 from typing import Any
@@ -188,10 +189,21 @@ def _matches(target: tuple[str, ...], path: str, reading: Reading, scopes: Mappi
             return bool(reading.rows)
         case ("vectors",):
             return not is_matrix and not reading.rows
-    parts = [part for part in path.split(".") if not part.isdigit()]
-    for end in range(1, len(parts) + 1):
-        inside = parts[:end]
-        declared = [scopes.get(".".join(inside[: i + 1]), part) for i, part in enumerate(inside)]
-        if list(target) in (inside[-len(target) :], declared[-len(target) :] if end < len(parts) else None):
-            return True
+    parts: list[tuple[str, int | None]] = []  # each with the number of the iteration
+    for part in path.split("."):
+        parts = [*parts[:-1], (parts[-1][0], int(part))] if part.isdigit() else [*parts, (part, None)]
+    names = [name for name, _ in parts]
+    wanted = [re.fullmatch(r"(\w+)(?:\[(\d+)(?:\.\.(\d+))?\])?", each) for each in target]
+    for end in range(len(target), len(parts) + 1):
+        declared = [scopes.get(".".join(names[: i + 1]), name) for i, name in enumerate(names[:end])]
+        for own in (names[:end], *([declared] if end < len(parts) else [])):
+            pairs = zip(wanted, own[-len(target) :], parts[end - len(target) : end], strict=True)
+            if all(_is_part(each, name, number) for each, name, (_, number) in pairs):
+                return True
     return False
+
+
+def _is_part(wanted: re.Match[str] | None, name: str, number: int | None) -> bool:
+    assert wanted is not None
+    own, first, last = wanted.groups()
+    return own == name and (first is None or (number is not None and int(first) <= number <= int(last or first)))

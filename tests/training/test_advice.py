@@ -47,7 +47,7 @@ def first_step(written: str) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss of a step, and the inputs."""
     plan = prepare(checked(written, "m.par"))
     drawn = batches(plan.program, 1)[0]
-    loss, _ = VirtualRun(plan).step(1, drawn, 0.1)
+    loss, _ = VirtualRun(plan).step(1, drawn, *[0.1] * len(plan.train.optimizer.calls))
     return loss, drawn
 
 
@@ -183,69 +183,56 @@ def test_tensors_are_stacked_as_told() -> None:
 # ---------------------------------------------------------------- iterations
 
 
-@pytest.mark.parametrize("block", [False, True])
-def test_the_number_of_an_iteration_is_counted_as_told(block: bool) -> None:
-    """As a value, in a pipeline too; also that of the repeat from which a block is called."""
-    statements = "BEFORE repeat 4 as layer { let x = x * (1 + layer)  AT_END }"
+def test_a_block_is_given_the_number_of_an_iteration_as_told() -> None:
+    statements = "repeat 4 as layer { let x = x * 0.1 + net(x) }"
     wrong = text(statements, layout="layout l on cluster { stage layer -> pipe }")
-    if block:
-        wrong = (
-            wrong.replace("(1 + layer)", "0.1 + net(x)")
-            .replace("(x * w)", "(x * w * (1 + layer))")
-            .replace("normal(1.0)", "ones()")
-        )
-    error = refused(wrong.replace("BEFORE", "").replace("AT_END", ""))
-    assert (error.code, error.message) == ("E0201", "`layer` is a repeat, not the number of its iteration")
-    assert [note.startswith("it is at m.par:") for note in error.notes] == [True]
-    before, at_end = told(error)
-    name = before.split()[1]
-    right = wrong.replace("BEFORE", before).replace("AT_END", at_end).replace("1 + layer", f"1 + {name}")
-    if block:
-        right = right.replace("x: [batch, row])", f"x: [batch, row], {name}: [])", 1).replace(
-            "net(x)", f"net(x, {name})"
-        )
+    wrong = wrong.replace("(x * w)", "(x * w * (1 + layer))").replace("normal(1.0)", "ones()")
+    error = refused(wrong)
+    assert (error.code, error.message) == (
+        "E0201",
+        "`layer` is the number of an iteration, which is known inside the repeat alone",
+    )
+    assert [note.startswith("the repeat is at m.par:") for note in error.notes] == [True]
+    (block,) = told(error)
+    more = block.removeprefix("block net(…").removesuffix(")")
+    right = wrong.replace("x: [batch, row])", f"x: [batch, row]{more})", 1).replace("net(x)", "net(x, layer)")
     loss, given = first_step(right)
     x = given["x"]
     for number in range(4):
-        x = x * 0.1 + torch.tanh(x * (1 + number)) if block else x * (1 + number)
+        x = x * 0.1 + torch.tanh(x * (1 + number))
     assert loss == pytest.approx(float((x.mean(1) * given["c"]).mean()), rel=2e-5, abs=1e-6)
 
 
-RULES = (
-    ("freeze layer[0..1]", "freeze {}"),
-    ("freeze layer.0", "freeze {}"),
-    ("update m.layer[0].net -> sgd(lr = 0.5)", "update {} -> sgd(lr = 0.5)"),
-    ("update m.layer.0.net.w -> sgd(lr = 0.5)", "update {}.net.w -> sgd(lr = 0.5)"),
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ("freeze layer.0", "freeze"),
+        ("update m.layer.0.net.w -> sgd(lr = 0.5)", "update"),
+        ("recompute net, layer.1", "layout"),
+        ("offload layer.1", "layout"),
+        ("stage layer[0..1] -> pipe", "layout"),
+    ],
 )
-LAYOUT = (
-    ("recompute layer[0]", "recompute {} stage {}, layer -> pipe"),
-    ("recompute net, layer.0", "recompute {} stage {}, layer -> pipe"),
-    ("offload layer[0..1]", "offload {} stage {}, layer -> pipe"),
-    ("place layer[0] -> pipe[0]", "place {} -> pipe[0] place layer -> pipe[1]"),
-    ("stage layer[0..1] -> pipe", "stage {}, layer -> pipe"),
-)
-SEVERAL = "repeat 4 as layer { let x = net(x) }"
+def test_a_rule_for_some_iterations_is_written_as_told(wrong: str, place: str) -> None:
+    def written(rule: str) -> str:
+        if place == "layout":
+            return text(SEVERAL, layout=f"layout l on cluster {{ {rule} }}")
+        return f"optimizer some {{ {rule} update all -> sgd(lr = 0.1) }}\n" + text(SEVERAL, optimizer="some")
 
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize(("wrong", "right"), [*RULES, *LAYOUT])
-def test_a_rule_for_some_iterations_is_written_as_told(wrong: str, right: str) -> None:
-    def written(rule: str, statements: str) -> str:
-        if (wrong, right) in RULES:
-            return f"optimizer some {{ {rule} update all -> sgd(lr = 0.1) }}\n" + text(statements, optimizer="some")
-        return text(statements, layout=f"layout l on cluster {{ {rule} }}")
-
-    error = refused(written(wrong, SEVERAL))
+    error = refused(written(wrong))
     assert error.code == "E0103"
-    repeat, name = told(error)
-    first = repeat.replace("…", "let x = net(x)")
-    run = VirtualRun(
-        prepare(checked(written(right.replace("{}", name), f"{first} {SEVERAL.replace('4', '2')}"), "m.par"))
-    )
-    before = {each: value.clone() for each, value in run.parameters().items()}
-    run.step(1, batches(run.plan.program, 1)[0], 0.1, 0.1)
-    stays = {each for each, value in run.parameters().items() if torch.equal(before[each], value)}
-    assert stays == ({f"m.{name}.{i}.net.w" for i in (0, 1)} if wrong.startswith("freeze") else set())
+    one, several = told(error)
+    if wrong.startswith("stage"):
+        assert first_step(written(one.replace("…", "pipe")))
+        several = several.replace("…", "pipe")
+        assert first_step(written(f"{several}  place layer[2..3] -> pipe[1]  stage layer -> pipe"))
+        return
+    more = "  stage layer -> pipe" if place == "layout" else ""
+    for said in (one, several):
+        assert first_step(written(wrong.replace("layer.0", said).replace("layer.1", said) + more))
+
+
+SEVERAL = "repeat 4 as layer { let x = net(x) }"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

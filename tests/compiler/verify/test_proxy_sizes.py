@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.compiler.verify.proxy_sizes import Search, axes_of, bodies
+from partita.compiler.verify.proxy_sizes import Search, axes_of
 from partita.dsl import spec
 from partita.dsl.load import load
 from tests.files import ROOT
@@ -21,7 +21,7 @@ def test_windows_have_as_many_positions_as_their_axis_says(times: int, multiple:
     axes = axes_of(found.model)
     sizes = Search(axes, {"batch": multiple, "filters": multiple}).run()
     assert sizes is not None
-    steps = [step for body in bodies(found.model.body) for step in body.steps if isinstance(step, spec.Apply)]
+    steps = [step for body in spec.bodies(found.model.body) for step in body.steps if isinstance(step, spec.Apply)]
     sliding = [step.options for step in steps if step.function in ("patches", "conv")]
     assert len(sliding) == 9
     for o in sliding:

@@ -26,6 +26,8 @@ from partita.dsl.spec import (
     Step,
     Train,
     Update,
+    inner_bodies,
+    with_bodies,
 )
 from partita.dsl.types import Axis, Type
 from partita.runtime.checkpoint.identity import changes, digest_of, manifest_of, settings_of
@@ -108,8 +110,13 @@ def bodies(body: Body, around: Any = lambda body: body) -> Iterator[tuple[Body, 
     """Each body, and how the whole is made of another one in its place."""
     yield body, around
     for i, step in enumerate(body.steps):
-        if isinstance(step, (CallBlock, Repeat, Scan)):
-            yield from bodies(step.body, lambda new, i=i, step=step: around(with_step(body, i, evolve(step, body=new))))
+        for inner in inner_bodies(step):
+            yield from bodies(
+                inner,
+                lambda new, i=i, step=step, inner=inner: around(
+                    with_step(body, i, with_bodies(step, lambda each: new if each is inner else each))
+                ),
+            )
 
 
 def with_step(body: Body, i: int, step: Step) -> Body:
