@@ -136,10 +136,12 @@ class CallBlock(Shortened):
 @frozen(eq=False, repr=False)
 class InstanceParameters(CallBlock):
     """`share scope = block`: a call without inputs and results, whose body has the parameters alone. A frozen copy has
-    the initial values of the instance that it `copies`.
+    the initial values of the instance that it `copies`. With a `decay` its parameters, as its calls read them, are
+    decay × what they were in the step before + (1 - decay) × those that it copies.
     """
 
     copies: tuple[int, str] | None = None
+    decay: float | None = None
 
 
 @frozen(eq=False, repr=False)

@@ -13,8 +13,9 @@ from attrs import evolve
 from partita.compiler.graph import BufferWrite, Builder, Graph, Input, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import Constant, cast
+from partita.compiler.ops.pointwise import Constant, Detach, cast, pointwise
 from partita.compiler.ops.position import Random
+from partita.compiler.ops.reduce import scaled
 from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
 from partita.compiler.passes.loops import Loop
@@ -81,6 +82,7 @@ class _Builder(Builder):
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.named: dict[str, Value] = {}  # the parameters by full name
         self.copies: dict[str, str] = {}  # of a parameter the one whose initial values it has
+        self.following: dict[str, tuple[str, float]] = {}  # of a parameter the one that it follows, and how slowly
         self.scopes: list[Scope] = []
         self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
         self.updates: list[BufferWrite] = []
@@ -124,7 +126,7 @@ class _Builder(Builder):
                 self.named[value.name] = value
                 values.append(value)
             elif isinstance(step, spec.SharedParameter):
-                values.append(self.named[f"{owners[0]}.{step.parameter.name}"])
+                values.append(self.shared(f"{owners[0]}.{step.parameter.name}"))
             elif isinstance(step, spec.InstanceParameters):
                 self.share(step, scope, owners)
             elif isinstance(step, spec.Sample):
@@ -167,6 +169,21 @@ class _Builder(Builder):
             for value, _ in self.parameters[first:]:
                 source = f"{owners[levels]}.{name}{value.name.removeprefix(inner)}"
                 self.copies[value.name] = self.copies.get(source, source)
+                if step.decay is not None and value.type.is_float:
+                    self.scope, self.span = inner, step.span
+                    self.following[value.name] = source, step.decay
+                    self.updates.append(BufferWrite(value.name, self.shared(value.name), step.span))
+
+    def shared(self, name: str) -> Value:
+        """A parameter of an instance. One that follows another moves towards it before it is read: each reader computes
+        that for itself, on its own stage.
+        """
+        value = self.named[name]
+        if name not in self.following:
+            return value
+        source, decay = self.following[name]
+        kept, new = scaled(self, value, decay), scaled(self, self.apply(Detach(), self.shared(source)), 1 - decay)
+        return pointwise(self, "add", kept, new, name=f"{self.scope}.{name.rpartition('.')[2]}")
 
     def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value], owners: tuple[str, ...]) -> list[Value]:
         """Expand the iterations of a repeat; returns the carried values after the last."""

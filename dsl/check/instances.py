@@ -12,6 +12,7 @@ from attrs import evolve
 
 from partita.dsl import spec
 from partita.dsl.advice.report import suggestion
+from partita.dsl.check import constants
 from partita.dsl.check.known import CheckContext
 from partita.dsl.diagnostic import refuse
 from partita.dsl.names.scope import Instance, Scope, SharedBlock, composed
@@ -42,7 +43,7 @@ class Instances:
         self.known.called.add(block.text)
         if checked is None:
             return
-        if any(body.updates for body in spec.bodies(checked.body)):
+        if any(map(_updates, spec.bodies(checked.body))):
             message = f"`{block.text}` updates a buffer, and each of several calls would"
             raise refuse("E0228", message, statement.block.span, help=f"call `{block.text}` itself, once")
         parameters = parameters_only(checked.body)
@@ -53,7 +54,7 @@ class Instances:
         self._add(spec.InstanceParameters(block.text, statement.name.text, parameters, (), statement.span))
 
     def copy(self, statement: tree.Copy) -> None:
-        """`frozen copy name = source`. Raises Refused (E0201, E0217)."""
+        """`frozen copy name = source`, or `ema copy name = source(decay = …)`. Raises Refused (E0201, E0217, E0228)."""
         declared = self.scope.shared(statement.source.text)
         self._declare(statement.name)
         if declared is None:
@@ -65,10 +66,29 @@ class Instances:
         levels, source = declared
         if source is None:
             return
+        decay = None
+        if statement.following is not None:
+            decay = self._decay(statement, statement.following)
         parameters = _untrained(source.parameters)
         self.scope.instances[statement.name.text] = evolve(source, parameters=parameters)
         of = (levels, statement.source.text)
-        self._add(spec.InstanceParameters(source.block, statement.name.text, parameters, (), statement.span, copies=of))
+        name, span = statement.name.text, statement.span
+        self._add(spec.InstanceParameters(source.block, name, parameters, (), span, copies=of, decay=decay))
+
+    def _decay(self, statement: tree.Copy, following: tuple[tree.Argument, ...]) -> float:
+        """How much of its values a copy keeps from step to step."""
+        (argument, *more) = (*following, None)
+        name, source = statement.name.text, statement.source.text
+        if argument is None or more[1:] or argument.name is None or argument.name.text != "decay":
+            help = f"`ema copy {name} = {source}(decay = 0.99)`"
+            raise refuse("E0228", "a copy that follows another takes a `decay`", statement.span, help=help)
+        if self.scope.scans():
+            message = "a copy that follows another one has a value in each step, and a scan has many positions"
+            raise refuse("E0227", message, statement.span, help="declare it before the scan")
+        decay = constants.evaluate(argument.value, self.known.axes.number)
+        if decay.dimension not in constants.UNITLESS or not 0 <= decay.value < 1:
+            raise refuse("E0214", "the decay of a copy must be at least 0 and below 1", argument.value.span)
+        return float(decay.value)
 
     def _declare(self, name: tree.Name) -> None:
         """Take the name; what is shared under it is not known yet."""
@@ -101,6 +121,12 @@ def arrows_of(written: tree.Expression) -> Iterator[tuple[str, str]]:
 
 
 # ---------------------------------------------------------------- bodies
+
+
+def _updates(body: spec.Body) -> bool:
+    """Whether a body changes something that it keeps, after a step."""
+    copies = (step for step in body.steps if isinstance(step, spec.InstanceParameters))
+    return bool(body.updates) or any(step.decay is not None for step in copies)
 
 
 def parameters_only(body: spec.Body) -> spec.Body:

@@ -271,8 +271,9 @@ class _Names:
                     self.shared[name.text] = self.blocks.get(block.text)
                 self._nodes(written.arguments if isinstance(written, tree.Call) else (), scope)
                 self._bind_instance(name, scope)
-            case tree.Copy(name=name, source=source):
+            case tree.Copy(name=name, source=source, following=following):
                 self._refer(source, (), scope)
+                self._nodes([each.value for each in following or ()], scope)
                 self.shared[name.text] = self.shared.get(source.text)
                 self._bind_instance(name, scope)
             case tree.Update(name=name, value=value):

@@ -279,7 +279,7 @@ def _path(span: Span, *parts: Any) -> tree.Path:
 # Nodes that are called like their rules of the grammar, and have their parts as fields.
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
-    *(tree.Share, tree.Copy),
+    tree.Share,
     *(tree.Repeat, tree.Loss, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
     *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
     *(tree.Correspondence, tree.Skip),
@@ -305,6 +305,11 @@ BUILDERS: dict[str, Builder] = {
     "setting": _node(tree.Entry),
     "type": _first_optional(tree.TensorType),
     "results": _listing(tree.Return, 0),
+    "copy": lambda s, name, source: (
+        tree.Copy(_name(s, name), source.name, source.arguments, span=s)
+        if isinstance(source, tree.Call)
+        else tree.Copy(_name(s, name), _name(s, source), span=s)
+    ),
     "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1, rest[-1], span=s),
     "mesh": _mesh,
     **dict.fromkeys(("path", "part"), _path),

@@ -221,10 +221,13 @@ class Share(Node):
 
 @frozen
 class Copy(Node):
-    """`frozen copy name = source`: what is shared, with the same initial values, and not trained."""
+    """`frozen copy name = source`: what is shared, with the same initial values, and not trained; or
+    `ema copy name = source(decay = 0.99)`, which follows it, with the arguments in `following`.
+    """
 
     name: Name
     source: Name
+    following: tuple[Argument, ...] | None = None
 
 
 @frozen

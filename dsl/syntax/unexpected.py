@@ -75,6 +75,7 @@ PHRASES = (
                 "SAMPLE",
                 "SHARE",
                 "FROZEN",
+                "EMA",
                 "LET",
                 "REPEAT",
                 "SCAN",

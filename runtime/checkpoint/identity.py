@@ -122,7 +122,8 @@ def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
         case spec.SharedParameter():
             return ["shared", step.parameter.name, _kind(step.parameter.type)]
         case spec.InstanceParameters():
-            return ["share", step.scope, numbers[id(step.body)], _plain(step.copies)]
+            decay = [] if step.decay is None else [step.decay]
+            return ["share", step.scope, numbers[id(step.body)], _plain(step.copies), *decay]
         case spec.CallBlock() if step.instance is not None:
             return ["call", step.scope, numbers[id(step.body)], _plain(step.arguments), _plain(step.instance)]
         case spec.Sample():

@@ -99,6 +99,7 @@ simple_statements = st.one_of(
     st.builds(lambda n, t, e: node(tree.Sample, n, t, e), several(names), types, expressions),
     st.builds(lambda n, e: node(tree.Share, n, e), names, expressions),
     st.builds(lambda n, m: node(tree.Copy, n, m), names, names),
+    st.builds(lambda n, c: node(tree.Copy, n, c.name, c.arguments), names, calls),
     st.builds(lambda n, e: node(tree.Let, n, e), several(names), expressions),
     expressions.map(lambda e: node(tree.Loss, e)),
     st.builds(lambda n, e: node(tree.Update, n, e), names, expressions),
@@ -225,7 +226,10 @@ def words(item):
         case tree.Share():
             return ["share", *words(item.name), "=", *words(item.block)]
         case tree.Copy():
-            return ["frozen", "copy", *words(item.name), "=", *words(item.source)]
+            names = ["copy", *words(item.name), "=", *words(item.source)]
+            if item.following is None:
+                return ["frozen", *names]
+            return ["ema", *names, "(", *separated(item.following), ")"]
         case tree.Let():
             return ["let", *separated(item.names), "=", *words(item.value)]
         case tree.Repeat():

@@ -60,6 +60,6 @@ def test_keywords_are_those_of_the_language():
         "overlap",
         "in",
         "by",
-        *("share", "frozen", "copy", "number"),
+        *("share", "frozen", "ema", "copy", "number"),
     }
     assert soft == {*first, "optimizer", "freeze"}

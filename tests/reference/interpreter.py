@@ -118,6 +118,8 @@ class Walk:
                         for each in self.readings.keys() - before:
                             source = f"{homes[up]}.{name}{each.removeprefix(f'{path}.{step.scope}')}"
                             self.readings[each].copied = self.readings[source].copied or source
+                            if step.decay is not None and self.shared[each].data.is_floating_point():
+                                self.follow(each, source, step.decay)
                 case spec.Repeat():
                     self.scope(f"{path}.{step.scope}", step.name)
                     carried = [self.operand(each, values) for each in step.carried]
@@ -135,6 +137,12 @@ class Walk:
             name, axes = values[each.buffer].source, values[each.buffer].axes
             self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
+
+    def follow(self, path: str, source: str, decay: float) -> None:
+        """A copy that moves towards its source before it is read, and stays there."""
+        kept, followed = self.shared[path], self.shared[source]
+        mean = decay * kept.data + (1 - decay) * followed.ordered(kept.axes).data.detach()
+        self.shared[path], self.updates[path] = evolve(kept, data=mean), mean.detach().clone()
 
     def scope(self, path: str, name: str) -> None:
         self.scopes[".".join(part for part in path.split(".") if not part.isdigit())] = name

@@ -196,6 +196,8 @@ class Program:
         body = re.sub(rf"\b{called}\b", name, body)
         if len(self.template) % 3 and body.count(f"{name}(") > 1:
             copied = f"  frozen copy fixed = {name}\n"
+            if len(self.template) % 5 < 3:
+                copied = f"  ema copy fixed = {name}(decay = 0.9)\n"
             first_call, *others = body.split(f"{name}(")
             body = f"{first_call}fixed({f'{name}('.join(others)}"
         return evolve(self, template=f"{first}{model}{header}{brace}  share {name} = {called}\n{copied}{body}")

@@ -133,3 +133,43 @@ def test_the_numbers_are_those_of_torch(name: str, cut: bool):
             torch.testing.assert_close(value, p[each].grad, rtol=1e-9, atol=1e-12)
         still = {each: value for each, value in run.parameters().items() if "reference" in each}
         assert all(torch.equal(value, p[each]) for each, value in still.items())
+
+
+FOLLOWING = """model m(x: [batch, embed], y: [batch, embed]) {
+  share online = net
+  ema copy target = online(decay = 0.75)
+  param head: [embed] ~ normal(1.0)
+  loss mse(online(x) * head, target(y))
+  metric last = mean(target(x))
+}"""
+
+
+@pytest.mark.parametrize("layout", [SINGLE, (), ("line.data=2", "layout=zero")])
+def test_a_copy_follows_after_each_update(layout: tuple[str, ...]):
+    """BYOL (Grill et al., arXiv 2006.07733, equation 1): the target moves after the optimizer has updated the online
+    network, and evaluations read what the next step would.
+    """
+    zero = "layout zero on line { stage layer -> pipe  shard batch -> data  shard param -> data }\n"
+    text = (
+        BLOCKS
+        + FOLLOWING
+        + TRAIN.replace("layout whole", zero + "layout whole").replace("pipe = 2", "pipe = 2, data = 1")
+    )
+    plan = prepare(checked(text.replace("steps = 2", "steps = 3 eval = every(1, batches = 1)"), "m.par", layout))
+    run = VirtualRun(plan)
+    p = {name: value.clone() for name, value in run.parameters().items()}
+    drawn = batches(plan.program, plan.train.seed)
+    for number in (1, 2, 3):
+        batch = drawn[number % len(drawn)]
+        own = {name: value.requires_grad_() for name, value in p.items() if "target" not in name}
+        mean = {name: value.detach() for name, value in p.items() if "target" in name}
+        loss = F.mse_loss(net(own, "m.online", batch["x"]) * own["m.head"], net(mean, "m.target", batch["y"]))
+        loss.backward()
+        found, _ = run.step(number, batch, 0.1)
+        assert found == pytest.approx(loss.item(), abs=1e-12)
+        p = {name: (value - 0.1 * value.grad).detach() for name, value in own.items()}
+        p |= {name: 0.75 * value + 0.25 * p[name.replace("target", "online")] for name, value in mean.items()}
+        evaluated, metrics, _ = run.evaluate(drawn[0])
+        expected = F.mse_loss(net(p, "m.online", drawn[0]["x"]) * p["m.head"], net(p, "m.target", drawn[0]["y"]))
+        assert evaluated == pytest.approx(expected.item(), abs=1e-12)
+        assert metrics["last"] == pytest.approx(net(p, "m.target", drawn[0]["x"]).mean().item(), abs=1e-12)
