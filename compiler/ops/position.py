@@ -199,7 +199,8 @@ class Iota(Positioned):
 
 @op("rope")
 class Rope(Positioned):
-    """Rotary position embedding: the two halves of `pairs` rotated by position(over) / base^(i / half).
+    """Rotary position embedding: the two halves of `pairs` rotated by position(over) / base^(i / half). `interleaved`:
+    neighbours instead of halves; and of a `part` of `pairs`, the first ones: all others stay.
 
     With `inverse` by the negative angle, which is the gradient. Su et al., arXiv 2104.09864. `scaling` is the name of
     how wavelengths are stretched, and its arguments (`partita.runtime.kernels.positions`).
@@ -209,16 +210,22 @@ class Rope(Positioned):
     pairs: str
     base: float
     scaling: tuple[Any, ...] | None = None
+    interleaved: bool = False
+    part: float = 1.0
     inverse: bool = False
     shards: Shards = ()
     finds_positions = True
+
+    def _turned(self, x: Type) -> int:
+        """How many of `pairs` are rotated."""
+        return round(self.part * x.axis(self.pairs).size)
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """Sines and cosines for all positions of the global axis; on a GPU others turn back, and parts of the axis that
         have another size, as slices and an evaluation without them, have tables of their own.
         """
         (x,) = operands
-        size, pairs = x.axis(self.over).size, x.axis(self.pairs).size
+        size, pairs = x.axis(self.over).size, self._turned(x)
         numbers = self._length(x) * pairs
         if zigzag_ranks(self.over, self.shards) is not None:
             numbers += size * pairs  # those of the shard, in its order
@@ -248,14 +255,15 @@ class Rope(Positioned):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Products of the halves, and the halves that are concatenated; in 16 bits also the halves in 32."""
-        return 2 * (wide_bytes(operands[0]) + widening_bytes(operands[0]))
+        moved = operands[0].bytes * (2 * self.interleaved + (self.part < 1))
+        return 2 * (wide_bytes(operands[0]) + widening_bytes(operands[0])) + moved
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The inverse rotation."""
         return (build.apply(self._turned_back(), d),)
 
     def _turned_back(self) -> Op:
-        return Rope(self.over, self.pairs, self.base, self.scaling, not self.inverse, self.shards)
+        return evolve(self, inverse=not self.inverse)  # type: ignore[misc]
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime on [others, over, pairs]."""
@@ -265,11 +273,14 @@ class Rope(Positioned):
         start = positions_code_of(x.type.axis(self.over), self.shards)
         back = [order.index(name) for name in x.type.names]
         view = permuted(x.text, x.type.names, order)
-        scaling = f", {self.scaling!r}" if self.scaling else ""
-        if start == "0":
-            return f"kernels.rope({view}, 0, {self.base!r}, {self.inverse}, {back}{scaling})"
-        length = self._length(x.type)
-        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{scaling}, length={length})"
+        more = f", {self.scaling!r}" if self.scaling else ""
+        if start != "0":
+            more += f", length={self._length(x.type)}"
+        if self.interleaved:
+            more += ", interleaved=True"
+        if self.part < 1:
+            more += f", turned={self._turned(x.type)}"
+        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{more})"
 
 
 @op("random")

@@ -270,8 +270,7 @@ def _demands(
             and name == original.schedule.sequence[0]
         ):
             multiple *= min(original.schedule.sequence[1], SLICES)
-        if name in axes.even and size % 2 == 0:
-            multiple = lcm(multiple, 2)
+        multiple = lcm(multiple, axes.even.get(name, 1))
         if name in zigzag:
             multiple *= 2
         if pieces.intersection(over.get(name, ())) and size % (2 * multiple) == 0:

@@ -9,7 +9,8 @@ largest), and distinct where possible: confusing two axes of the same size would
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from fractions import Fraction
+from math import gcd, lcm, prod
 from typing import Any
 
 from attrs import field, frozen
@@ -120,14 +121,14 @@ def ties(operation: spec.Operation) -> Iterator[Relation]:
 
 @frozen
 class Axes:
-    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have, inputs have;
-    and those that keep their sizes, of windows (`kept`).
+    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`, with what
+    their sizes are multiples of), parameters have, inputs have; and those that keep their sizes, of windows (`kept`).
     """
 
     declared: Mapping[str, int]
     relations: tuple[Relation, ...]
     tables: frozenset[str]
-    even: frozenset[str]
+    even: Mapping[str, int]
     parameters: frozenset[str]
     inputs: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
@@ -138,7 +139,7 @@ def axes_of(model: spec.Model) -> Axes:
     declared: dict[str, int] = {}
     relations: dict[Relation, None] = {}
     tables: set[str] = set()
-    even: set[str] = set()
+    even: dict[str, int] = {}
     fixed: set[str] = set()
     parameters: set[str] = set()
     for operation in model.operations.values():
@@ -157,11 +158,13 @@ def axes_of(model: spec.Model) -> Axes:
             elif step.function in INDEXED:
                 tables.add(step.options[INDEXED[step.function]])
             elif step.function == "rope":
-                even.add(step.options["pairs"])
+                part = Fraction(step.options.get("part", 1.0)).limit_denominator(1 << 16)
+                name = step.options["pairs"]
+                even[name] = lcm(even.get(name, 1), 2 * part.denominator // gcd(2, part.numerator))
     fixed.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
     stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
     inputs = frozenset(name for type in model.body.types[: len(model.body.inputs)] for name in type.names)
-    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), inputs, frozenset(fixed))
+    return Axes(declared, stated, frozenset(tables), even, frozenset(parameters), inputs, frozenset(fixed))
 
 
 @frozen(eq=False)

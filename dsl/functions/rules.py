@@ -387,6 +387,8 @@ def _not_indexed(use: Use, axis: Axis) -> None:
         Slot("pairs", AXIS),
         Slot("base", NUMBER, 10_000.0),
         Slot("scaling", OneOf(ROPE_SCALINGS), None),
+        Slot("interleaved", FLAG, False),
+        Slot("part", NUMBER, 1.0),
     ],
 )
 def _rope(use: Use) -> Typed:
@@ -396,14 +398,25 @@ def _rope(use: Use) -> Typed:
     use.has("x", [pairs], "pairs")
     if over.name == pairs.name:
         raise use.refuse("E0204", "`over` and `pairs` name the same axis", "pairs")
-    if pairs.size % 2:
-        raise use.refuse("E0215", f"`{pairs.name}` has the odd size {pairs.size}: it has no two halves", "pairs")
+    part = float(use["part"])
+    if not 0 < part <= 1:
+        raise use.refuse("E0214", "the part that `rope` rotates must be above 0 and at most 1", "part")
+    turned = pairs.size * part
+    if turned % 2:
+        what, slot = f"`{pairs.name}` has the odd size {pairs.size}", "pairs"
+        if part < 1:
+            what, slot = f"{part:.0%} of `{pairs.name}` is {turned:g}", "part"
+        raise use.refuse("E0215", f"{what}: it has no two halves", slot)
     if use["base"] <= 0:
         raise use.refuse("E0214", "the base of `rope` must be positive", "base")
     options: dict[str, Any] = {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
-    if use["scaling"] is None:
-        return use["x"].type, options
-    return use["x"].type, options | {"scaling": _scaling(use, use["scaling"])}
+    if use["scaling"] is not None:
+        options["scaling"] = _scaling(use, use["scaling"])
+    if use["interleaved"]:
+        options["interleaved"] = True
+    if part < 1:
+        options["part"] = part
+    return use["x"].type, options
 
 
 def _scaling(use: Use, call: Call) -> tuple[Any, ...]:

@@ -135,13 +135,25 @@ def rope(
     order: Sequence[int],
     scaling: tuple[Any, ...] | None = None,
     length: int = 0,
+    interleaved: bool = False,
+    turned: int = 0,
 ) -> Tensor:
     """Rotate the halves of the last axis by the position along the second to last, which begins at `start` or has runs
-    of positions; of the table, the first `length` positions are made at once. `order` permutes the result.
+    of positions; of the table, the first `length` positions are made at once. `order` permutes the result. If
+    `interleaved`, neighbours are pairs; with `turned`, so many are rotated and the others stay.
 
     What attention reads is in its order in memory, of heads before positions; what is turned back, in that of the
     result, since products read it as a matrix.
     """
+    if interleaved or turned:
+        first = x[..., :turned] if turned else x
+        if interleaved:
+            first = first.unflatten(-1, (-1, 2)).mT.flatten(-2)  # type: ignore[no-untyped-call]
+        first = rope(first, start, base, inverse, range(x.dim()), scaling, length)
+        if interleaved:
+            first = _halves(first).mT.flatten(-2)
+        whole = torch.cat((first, x[..., turned:]), -1) if turned else first
+        return whole.permute(*order).contiguous() if inverse else whole.permute(*order)
     half = x.shape[-1] // 2
     if by_complex(x):
         return _turned(

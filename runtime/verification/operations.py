@@ -87,7 +87,7 @@ def _sizes(operation: Operation) -> Iterator[Sizes]:
     nothing: frozenset[str] = frozenset()
     # The search takes no more than is declared; small sizes that are all different may be more.
     limits = {name: ROOM * size for name, size in declared.items()}
-    axes = Axes(limits, tuple(ties(operation)), nothing, nothing, nothing)
+    axes = Axes(limits, tuple(ties(operation)), nothing, {}, nothing)
     small = Search(axes, {name: POSITIONS if name in operation.split else 1 for name in declared}).run()
     if small is not None and small != declared:
         yield small

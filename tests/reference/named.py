@@ -189,6 +189,15 @@ def attend(
 def rope(x: Named, o: Mapping[str, Any]) -> Named:
     """The two halves of `pairs` rotated against each other by position · base^(−i / half)."""
     x = x.ordered([*(name for name in x.axes if name not in (o["over"], o["pairs"])), o["over"], o["pairs"]])
+    if o.get("part", 1.0) < 1:
+        count = round(o["part"] * x.size(o["pairs"]))
+        first, rest = x.data[..., :count], x.data[..., count:]
+        turned = rope(evolve(x, data=first), {**o, "part": 1.0})
+        return evolve(turned, data=torch.cat((turned.data, rest), -1))
+    if o.get("interleaved"):
+        even, odd = x.data[..., 0::2], x.data[..., 1::2]
+        turned = rope(evolve(x, data=torch.cat((even, odd), -1)), {**o, "interleaved": False})
+        return evolve(turned, data=torch.stack(turned.data.chunk(2, -1), -1).flatten(-2))
     half = x.size(o["pairs"]) // 2
     rate = torch.tensor([o["base"] ** (-i / half) for i in range(half)], dtype=torch.float64)
     factor = 1.0

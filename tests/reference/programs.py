@@ -720,6 +720,11 @@ class Maker:
         if not pairs or not over:
             return None
         scaling = self.one(("", "", *(f", scaling = {each}" for each in SCALINGS)))
+        # By the place, not by chance: all other programs stay as they are.
+        if len(self.lines) % 3 == 0:
+            scaling += ", interleaved = true"
+        if len(self.lines) % 4 < 2 and self.sizes[pairs[0]] % 4 == 0:
+            scaling += ", part = 50%"
         return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50{scaling})")
 
     def _linear_scan(self, depth: int) -> Expression | None:

@@ -1,13 +1,14 @@
-"""Scalings of wavelengths are those of `transformers`."""
+"""Rotary positions are those of `transformers`: scalings of wavelengths, neighbours as pairs, and a part of the key."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
-from partita.runtime.kernels.positions import SCALINGS
+from partita.runtime.kernels.positions import SCALINGS, rope
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -32,3 +33,23 @@ def test_scalings_of_wavelengths_are_the_same(base: float, name: str, theirs: di
     found, scale = SCALINGS[name](rate, base, 8.0, *ours)
     torch.testing.assert_close(found, expected.double(), rtol=1e-5, atol=0.0)
     assert scale == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("family", "interleaved", "part"), [("gpt_neox", False, 0.25), ("glm", True, 0.5), ("cohere", True, 1)]
+)
+def test_pairs_are_those_of_the_families(family: str, interleaved: bool, part: float):
+    module = import_module(f"transformers.models.{family}.modeling_{family}")
+    x = torch.randn(2, 3, 7, 16, dtype=torch.float64)
+    turned = round(16 * part)
+    rate = 10_000.0 ** (-torch.arange(0, turned, 2, dtype=torch.float64) / turned)
+    angles = torch.arange(7)[:, None] * rate
+    wide = angles.repeat_interleave(2, -1) if family == "cohere" else torch.cat((angles, angles), -1)
+    expected, _ = module.apply_rotary_pos_emb(x, x, wide.cos()[None], wide.sin()[None])
+    more = {"turned": turned} if part < 1 else {}
+    found = rope(x, 0, 10_000.0, False, range(4), interleaved=interleaved, **more)
+    single = family == "cohere"  # which turns in f32
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-6 if single else 1e-12)
+    back = rope(found, 0, 10_000.0, True, (0, 2, 1, 3), interleaved=interleaved, **more)
+    torch.testing.assert_close(back, x.transpose(1, 2), rtol=1e-9, atol=1e-12)
+    assert back.is_contiguous()

@@ -546,6 +546,8 @@ CASES: list[Case] = [
     Case("microbatch", Microbatch("m", 12, (("m", "time", 3),)), (f(A, M, C),), differentiable=False),
     Case("iota", Iota(A), (), differentiable=False),
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
+    Case("rope-interleaved", Rope("b", "d", 100.0, interleaved=True), (f(A, B, C, D),)),
+    Case("rope-part", Rope("b", "d", 100.0, interleaved=True, part=2 / 3), (f(A, B, C, D),)),
     Case("rope-scaled", Rope("b", "d", 100.0, ("yarn", 4.0, 40, 8.0, 1.0, None, False)), (f(A, B, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
