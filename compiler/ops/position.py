@@ -283,6 +283,56 @@ class Rope(Positioned):
         return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{more})"
 
 
+@op("rope_at")
+class RopeAt(Op):
+    """`Rope` with positions that are given: integers that have some of the axes of x, but not `pairs`."""
+
+    pairs: str
+    base: float
+    scaling: tuple[Any, ...] | None = None
+    interleaved: bool = False
+    part: float = 1.0
+    inverse: bool = False
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The type of x."""
+        return types[:1]
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis but `pairs`; linear in x."""
+        return (*aligned_rules(operands, results, whole=[self.pairs]), ShardingRule((SUM, None), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """A complex product for each pair."""
+        return 3 * operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """What `Rope` needs, and angles with their sines and cosines in f64, then in the dtype of x."""
+        x, ids = operands
+        moved = x.bytes * (2 * self.interleaved + (self.part < 1))
+        angles = ids.elements * round(self.part * x.axis(self.pairs).size) // 2
+        return 2 * (wide_bytes(x) + widening_bytes(x)) + moved + 5 * 8 * angles
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """The inverse rotation."""
+        back = evolve(self, inverse=not self.inverse)  # type: ignore[misc]
+        return build.apply(back, d, node.inputs[1]), None
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime on [others, pairs]."""
+        x, ids = arguments
+        order = [*(name for name in x.type.names if name != self.pairs), self.pairs]
+        at = broadcast(ids, order[:-1]) if ids.type.axes else ids.text
+        more = f", {self.scaling!r}" if self.scaling else ""
+        if self.interleaved:
+            more += ", interleaved=True"
+        if self.part < 1:
+            more += f", turned={round(self.part * x.type.axis(self.pairs).size)}"
+        view = permuted(x.text, x.type.names, order)
+        turned = f"kernels.rope_at({view}, {at}, {self.base!r}, {self.inverse}{more})"
+        return permuted(turned, order, x.type.names)
+
+
 @op("random")
 class Random(Positioned):
     """Random numbers, a function of (seed, step, `key`, coordinates in the global tensor).

@@ -22,7 +22,7 @@ from partita.compiler.ops.loss import KnownTargets, NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
 from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, constant, pointwise
-from partita.compiler.ops.position import Dropout, Iota, Random
+from partita.compiler.ops.position import Dropout, Iota, Random, Rope, RopeAt
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
@@ -359,6 +359,15 @@ def _iota(site: Site) -> Value:
 @lowering("zeros", "zeros_like")
 def _zeros(site: Site) -> Value:
     return site.build.apply(Expand(site.type.axes), constant(site.build, 0, site.type), name=site.name)
+
+
+@lowering("rope")
+def _rope(site: Site) -> Value:
+    x, *positions = site.operands
+    if not positions:
+        return site.build.apply(Rope(**site.options), x, name=site.name)
+    options = {name: value for name, value in site.options.items() if name != "over"}
+    return site.build.apply(RopeAt(**options), x, *positions, name=site.name)
 
 
 @lowering("expand")

@@ -389,6 +389,7 @@ def _not_indexed(use: Use, axis: Axis) -> None:
         Slot("scaling", OneOf(ROPE_SCALINGS), None),
         Slot("interleaved", FLAG, False),
         Slot("part", NUMBER, 1.0),
+        Slot("positions", default=None),
     ],
 )
 def _rope(use: Use) -> Typed:
@@ -416,6 +417,14 @@ def _rope(use: Use) -> Typed:
         options["interleaved"] = True
     if part < 1:
         options["part"] = part
+    if use["positions"] is not None:
+        use.integers("positions")
+        x, ids = use["x"].type, use["positions"].type
+        for axis in ids.axes:
+            if axis.name == pairs.name or not x.has(axis.name):
+                message = f"`{use['positions'].text}` must not have the axis `{axis.name}`"
+                help = f"positions have some of the axes of `{use['x'].text}`, and not `{pairs.name}`"
+                raise use.refuse("E0204", message, "positions", help=help)
     return use["x"].type, options
 
 

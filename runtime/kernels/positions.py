@@ -60,6 +60,12 @@ def _yarn(
 SCALINGS: dict[str, Callable[..., Scaled]] = {"llama3": _llama3, "yarn": _yarn}
 
 
+def _rates(half: int, base: float, scaling: tuple[Any, ...] | None, device: torch.device) -> Scaled:
+    """The angle between two positions, for each pair, in f64."""
+    rate = base ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
+    return (rate, 1.0) if scaling is None else SCALINGS[scaling[0]](rate, base, *scaling[1:])
+
+
 @lru_cache(maxsize=32)
 @without_fake_mode
 @in_f64("a table of all positions, made once")
@@ -69,10 +75,7 @@ def _angles(
     """Cosines and sines."""
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     position = torch.arange(count, dtype=torch.float64, device=device)
-    rate = base ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-    factor = 1.0
-    if scaling is not None:
-        rate, factor = SCALINGS[scaling[0]](rate, base, *scaling[1:])
+    rate, factor = _rates(half, base, scaling, device)
     angle = position[:, None] * rate
     return (angle.cos() * factor).to(wide), (angle.sin() * factor).to(wide)
 
@@ -174,6 +177,31 @@ def rope(
     result = halves[0].new_empty([x.shape[i] for i in order])
     torch.cat(halves, -1, out=result.permute(_back(order)))
     return result.to(x.dtype)
+
+
+@kernel
+@in_f64("angles of positions that are given")
+def rope_at(
+    x: Tensor,
+    positions: Tensor,
+    base: float,
+    inverse: bool,
+    scaling: tuple[Any, ...] | None = None,
+    interleaved: bool = False,
+    turned: int = 0,
+) -> Tensor:
+    """As `rope`, by positions that are broadcast against all axes of x but the last."""
+    first = x[..., :turned] if turned else x
+    half = first.shape[-1] // 2
+    rate, factor = _rates(half, base, scaling, x.device)
+    angle = positions.unsqueeze(-1) * rate
+    wide = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    cos, sin = (angle.cos() * factor).to(wide), (angle.sin() * (-factor if inverse else factor)).to(wide)
+    pairs = (first[..., 0::2], first[..., 1::2]) if interleaved else (first[..., :half], first[..., half:])
+    a, b = map(widened, pairs)
+    halves = a * cos - b * sin, b * cos + a * sin
+    whole = torch.stack(halves, -1).flatten(-2) if interleaved else torch.cat(halves, -1)
+    return torch.cat((whole.to(x.dtype), x[..., turned:]), -1) if turned else whole.to(x.dtype)
 
 
 def _back(order: Sequence[int]) -> list[int]:

@@ -404,8 +404,8 @@ class Walk:
     def _cumsum(self, step, path, o, x: Named) -> Named:
         return named.cumulative(x, o["over"])
 
-    def _rope(self, step, path, o, x: Named) -> Named:
-        return named.rope(x, o)
+    def _rope(self, step, path, o, x: Named, *positions: Named) -> Named:
+        return named.rope(x, o, *positions)
 
     def _zeros(self, step, path, o, *like: Named) -> Named:
         return Named(torch.zeros(self.shape(step.type), dtype=torch.float64), step.type.names)

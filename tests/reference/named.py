@@ -186,17 +186,17 @@ def attend(
     return evolve(result, axes=tuple(back.get(name, name) for name in result.axes))
 
 
-def rope(x: Named, o: Mapping[str, Any]) -> Named:
+def rope(x: Named, o: Mapping[str, Any], positions: Named | None = None) -> Named:
     """The two halves of `pairs` rotated against each other by position · base^(−i / half)."""
     x = x.ordered([*(name for name in x.axes if name not in (o["over"], o["pairs"])), o["over"], o["pairs"]])
     if o.get("part", 1.0) < 1:
         count = round(o["part"] * x.size(o["pairs"]))
         first, rest = x.data[..., :count], x.data[..., count:]
-        turned = rope(evolve(x, data=first), {**o, "part": 1.0})
+        turned = rope(evolve(x, data=first), {**o, "part": 1.0}, positions)
         return evolve(turned, data=torch.cat((turned.data, rest), -1))
     if o.get("interleaved"):
         even, odd = x.data[..., 0::2], x.data[..., 1::2]
-        turned = rope(evolve(x, data=torch.cat((even, odd), -1)), {**o, "interleaved": False})
+        turned = rope(evolve(x, data=torch.cat((even, odd), -1)), {**o, "interleaved": False}, positions)
         return evolve(turned, data=torch.stack(turned.data.chunk(2, -1), -1).flatten(-2))
     half = x.size(o["pairs"]) // 2
     rate = torch.tensor([o["base"] ** (-i / half) for i in range(half)], dtype=torch.float64)
@@ -205,6 +205,10 @@ def rope(x: Named, o: Mapping[str, Any]) -> Named:
         name, *rest = o["scaling"]
         rate, factor = {"llama3": llama3, "yarn": yarn}[name](rate, o["base"], *rest)
     angle = torch.arange(x.size(o["over"])).double()[:, None] * rate
+    if positions is not None:
+        shape = [positions.size(name) if name in positions.axes else 1 for name in x.axes[:-1]]
+        own = positions.ordered([name for name in x.axes if name in positions.axes]).data
+        angle = own.reshape(shape).double()[..., None] * rate
     a, b = x.data[..., :half], x.data[..., half:]
     turned = torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
     return evolve(x, data=factor * turned)

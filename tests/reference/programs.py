@@ -725,7 +725,13 @@ class Maker:
             scaling += ", interleaved = true"
         if len(self.lines) % 4 < 2 and self.sizes[pairs[0]] % 4 == 0:
             scaling += ", part = 50%"
-        return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50{scaling})")
+        parts = [x]
+        if len(self.lines) % 5 < 2:
+            ids = (e for e in self.body.scope.values() if e.dtype == "i64" and e.axes <= x.axes - {pairs[0]})
+            parts += [found for found in (next(ids, None),) if found is not None]
+            scaling += f", positions = {parts[1]}" if parts[1:] else ""
+        text = f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50{scaling})"
+        return self._made(text, x.axes, *parts)
 
     def _linear_scan(self, depth: int) -> Expression | None:
         """A factor in (−1, 1) may lack axes, or be a number; or what is summed lacks some that the factor has."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.runtime.kernels.positions import SCALINGS, rope
+from partita.runtime.kernels.positions import SCALINGS, rope, rope_at
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -50,6 +50,19 @@ def test_pairs_are_those_of_the_families(family: str, interleaved: bool, part: f
     found = rope(x, 0, 10_000.0, False, range(4), interleaved=interleaved, **more)
     single = family == "cohere"  # which turns in f32
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-6 if single else 1e-12)
+    ids = torch.randint(7, (2, 7))
+    there = rope_at(x, ids[:, None], 10_000.0, False, interleaved=interleaved, **more)
+    torch.testing.assert_close(there, found_at(x, ids, interleaved, more), rtol=1e-9, atol=1e-12)
     back = rope(found, 0, 10_000.0, True, (0, 2, 1, 3), interleaved=interleaved, **more)
     torch.testing.assert_close(back, x.transpose(1, 2), rtol=1e-9, atol=1e-12)
     assert back.is_contiguous()
+
+
+def found_at(x: torch.Tensor, ids: torch.Tensor, interleaved: bool, more: dict[str, int]) -> torch.Tensor:
+    """Each row turned by all positions, of which it takes its own."""
+    rows = []
+    for row, own in zip(x, ids, strict=True):
+        everywhere = row[:, :, None].expand(-1, -1, 7, -1).contiguous()  # [heads, rows, positions, key]
+        turned = rope(everywhere, 0, 10_000.0, False, range(4), interleaved=interleaved, **more)
+        rows.append(turned[:, torch.arange(7), own])
+    return torch.stack(rows)

@@ -34,7 +34,7 @@ from partita.compiler.ops.normalize import (
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
-from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
+from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope, RopeAt
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.ring import MergeAttended
 from partita.compiler.ops.scan import Scan, StatesBefore
@@ -548,6 +548,8 @@ CASES: list[Case] = [
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
     Case("rope-interleaved", Rope("b", "d", 100.0, interleaved=True), (f(A, B, C, D),)),
     Case("rope-part", Rope("b", "d", 100.0, interleaved=True, part=2 / 3), (f(A, B, C, D),)),
+    Case("rope-at", RopeAt("d", 100.0), (f(A, B, C, D), i(B, A))),
+    Case("rope-at-part", RopeAt("b", 100.0, interleaved=True, part=2 / 3), (f(A, B, C, D), i(C))),
     Case("rope-scaled", Rope("b", "d", 100.0, ("yarn", 4.0, 40, 8.0, 1.0, None, False)), (f(A, B, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
