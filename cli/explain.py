@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -122,23 +123,30 @@ def _shares(iteration: Iteration, width: int) -> Table:
 
 def show_tensors(tensors: Sequence[Explanation], console: Console) -> None:
     """Print the tensors of one name."""
+    counts = Counter(each.name for each in tensors)
     for i, each in enumerate(tensors[:MOST]):
         if i:
             console.print()
-        show_tensor(each, console)
+        show_tensor(each, console, counts[each.name] > 1)
     if len(tensors) > MOST:
         rest = ", ".join(each.name for each in tensors[MOST:])
         console.print()
         print_text(console, f"and {len(tensors) - MOST} more of that name: {rest}")
 
 
-def show_tensor(tensor: Explanation, console: Console) -> None:
-    """Print layout and reasons, storage, how the tensor is made, copies, and what is sent."""
+def show_tensor(tensor: Explanation, console: Console, apart: bool = False) -> None:
+    """Print layout and reasons, storage, how the tensor is made, copies, and what is sent; where rules tell iterations
+    `apart`, of which ones.
+    """
 
     def table(headings: str, rows: Sequence[tuple[str, ...]]) -> None:
         print_table(console, Table([Column(each) for each in headings.split(", ")], rows, console.width))
 
     iterations = f" in {len(tensor.names)} iterations" if len(tensor.names) > 1 else ""
+    numbers = [[int(part) for part in name.split(".") if part.isdigit()] for name in tensor.names]
+    if apart and all(len(each) == 1 for each in numbers):
+        s = "s" * (len(numbers) > 1)
+        iterations = f" in iteration{s} {listed_numbers([each for (each,) in numbers], MOST_NUMBERS)}"
     print_text(console, f": {tensor.type}, {tensor.role}{iterations}", title=tensor.name)
     _place_line(console, tensor.span)
     reasons = [

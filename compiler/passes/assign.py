@@ -124,6 +124,9 @@ class _Target:
         self.scopes = () if self.is_class else tuple(named_scopes(graph, path))
         parameters = [each for each in graph.parameters if not each.buffer]
         if not self.is_class and not any(map(self.names, parameters)):
+            if any(self.names(each) for each in graph.parameters):
+                message = f"`{self.text}` is not trained: it has buffers, or is a copy"
+                raise refuse("E0409", message, self.span, help="rules are for parameters: leave it out")
             names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in parameters))
             help = suggestion(path[-1], names, "its parameters:")
             raise refuse(

@@ -122,10 +122,11 @@ def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
     tensors = _Tensors(state)
     resolved = tensors.results.get(name, name)
     # A value of the program and one of a decomposition may have the same name, in different iterations.
-    groups: dict[tuple[str, bool], list[str]] = {}
+    groups: dict[tuple[str, bool, str], list[str]] = {}
     for each in tensors.names():
         if means(resolved, each):
-            groups.setdefault((without_iterations(each), each in tensors.whole), []).append(each)
+            key = without_iterations(each), each in tensors.whole, tensors.told_apart(each)
+            groups.setdefault(key, []).append(each)
     if not groups:
         raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(tensors.names()))}")
     return tuple(tensors.explained(tuple(names)) for names in groups.values())
@@ -154,6 +155,13 @@ class _Tensors:
     def names(self) -> Iterator[str]:
         """The names of all tensors."""
         yield from dict.fromkeys((*self.parameters, *self.inputs, *self.whole, *self.local))
+
+    def told_apart(self, name: str) -> str:
+        """What rules for some iterations make of a tensor: its rule of the optimizer, and its layout."""
+        rule = self.state.rules.get(name)
+        layouts = self.state.sharded.parameters.get(name)
+        layout = self.local[name][0].layout if name in self.local else None
+        return f"{rule and rule.span} {layouts} {layout}"
 
     def explained(self, names: tuple[str, ...]) -> Explanation:
         """The first of the tensors, which differ only in their iteration, with the communication of all."""

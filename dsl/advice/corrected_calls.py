@@ -60,7 +60,7 @@ def completed(call: tree.Call, missing: Mapping[str, Collection[str]]) -> str:
     if text is None:
         return f"add `{added}`"
     begun = text.removesuffix(")") if text.endswith(")") else f"{text}("
-    return f"write `{begun}{', ' if call.arguments else ''}{added})`"
+    return f"write `{begun}{'' if begun.endswith('(') else ', '}{added})`"
 
 
 def reordered(

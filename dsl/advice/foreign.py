@@ -398,6 +398,8 @@ _WRITTEN = tuple(
             r":\s*([Tt]ensor|float|int|f32|i64|bf16)\s*‸",
             "the axes of a tensor follow in brackets: `[batch, embed]`",
         ),
+        ("", r":\s*(?:nubmer|numer|num|numbr|int|float|scalar)\s*‸[,)]", "a number is declared as `name: number`"),
+        ("", r":\s*number\s*‸=", "a number has no default: each call gives it"),
         ("LSQB", r":\s*(\w{1,40})\s*‸", r"axes are written in brackets: `[\1]`"),
         ("COLON", r"param\s+(\w{1,40})\s*‸[~=]", r"a parameter has a type: `param \1: [embed] ~ …`"),
         ("TILDE", r"‸(?!=|\w+\s*\()", "the initialization of a parameter follows `~`: `~ normal(0.02)`"),

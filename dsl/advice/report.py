@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from attrs import evolve
 
 from partita.dsl import limits
 from partita.dsl.advice.foreign import meant
@@ -26,6 +29,7 @@ class Report:
         self.errors = 0  # including duplicates; callers compare it before and after to detect new errors
         self._distinct = 0
         self.tokens = 0  # read so far, in all files
+        self._notes: list[str] = []
 
     def add(self, diagnostic: Diagnostic) -> None:
         """Add a diagnostic, unless one of its code is at its place, or says the same of an axis. Raises Full after
@@ -37,7 +41,7 @@ class Report:
         key = (diagnostic.code, *place) if diagnostic.code != NO_AXIS else (NO_AXIS, diagnostic.message, 0)
         if key in self._found:
             return
-        self._found[key] = diagnostic
+        self._found[key] = evolve(diagnostic, notes=(*diagnostic.notes, *self._notes)) if self._notes else diagnostic
         self._distinct += diagnostic.severity == "error"
         if self._distinct >= limits.ERRORS:
             last = Diagnostic("E0009", f"stopped after {limits.ERRORS} errors")
@@ -53,6 +57,15 @@ class Report:
     def warning(self, code: str, message: str, span: Span | None, notes: Iterable[str], help: str) -> None:
         """Add a warning."""
         self.add(Diagnostic(code, message, span, tuple(notes), help))
+
+    @contextmanager
+    def noting(self, note: str) -> Iterator[None]:
+        """Say of all that is found meanwhile where that was."""
+        self._notes.append(note)
+        try:
+            yield
+        finally:
+            self._notes.pop()
 
     def __enter__(self) -> None:
         pass

@@ -50,7 +50,7 @@ class BodyChecker:
         self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
         self.buffers = Buffers(scope, self.expressions, known.report)
-        self.instances = Instances(known, scope)
+        self.instances = Instances(known, scope, self.expressions.number_of)
         self.loops = Loops(scope, self.expressions, known.report, self.inside)
         self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None

@@ -207,7 +207,12 @@ class Expressions:
         if repeat is not None:
             message = f"`{name.text}` is the number of an iteration, which is known inside the repeat alone"
             notes = [f"the repeat is at {repeat.name.span.place}"]
-            help = f"a block that it calls takes numbers: `block net(…, {name.text}: number)`"
+            blocks = self.known.declarations.blocks.values()
+            mine = (b for b in blocks if b.span.source is name.span.source)
+            block = next((b.name.text for b in mine if b.span.start <= name.span.start < b.span.end), None)
+            help = "bind what is computed from it in the repeat, and read that here"
+            if block is not None:
+                help = f"the block may take it: `block {block}(…, {name.text}: number)`, called with `{name.text}`"
             return refuse("E0201", message, name.span, notes=notes, help=help)
         known = foreign.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
         return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
@@ -273,6 +278,12 @@ class Expressions:
                 return None
             slots = (slot.name for slot in FUNCTIONS[called].slots)
             return self._finish(written, dict(zip(slots, operands, strict=True)), (), name)
+        late = (each for each in nodes(*self.body) if isinstance(each, tree.Share | tree.Copy))
+        declared = next((each for each in late if each.name.text == called), None)
+        if called not in FUNCTIONS and declared is not None:
+            notes = [f"`{called}` is declared at {declared.span.place}"]
+            message = f"`{called}` is called before it is declared"
+            raise refuse("E0208", message, written.name.span, notes=notes, help="move its declaration up")
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.known.declarations.blocks, *self.known.declarations.operations, "size"]
             help = foreign.function(called) or suggestion(called, choices)

@@ -23,8 +23,8 @@ from partita.dsl.syntax.source import Span
 class Instances:
     """What a body declares to be shared."""
 
-    def __init__(self, known: CheckContext, scope: Scope) -> None:
-        self.known, self.scope = known, scope
+    def __init__(self, known: CheckContext, scope: Scope, number: constants.Lookup) -> None:
+        self.known, self.scope, self.number = known, scope, number
 
     def share(self, statement: tree.Share) -> None:
         """`share name = block`, or `block(axis -> axis)`. Raises Refused (E0206, E0217, E0228)."""
@@ -59,9 +59,11 @@ class Instances:
         self._declare(statement.name)
         if declared is None:
             name = statement.source.text
-            help = f"declare it first: `share {name} = …`; or did you mean another name?"
+            kind, more = ("frozen", "") if statement.following is None else ("ema", "(decay = 0.99)")
+            others = [each for each, block in self.scope.instances.items() if block is not None]
+            help = suggestion(name, others) or f"declare it first: `share {name} = …`"
             if name in self.known.declarations.blocks:
-                help = f"`share tower = {name}` before, and `frozen copy {statement.name.text} = tower`"
+                help = f"`share tower = {name}` before, and `{kind} copy {statement.name.text} = tower{more}`"
             raise refuse("E0201", f"nothing is shared as `{name}`", statement.source.span, help=help)
         levels, source = declared
         if source is None:
@@ -85,9 +87,10 @@ class Instances:
         if self.scope.scans():
             message = "a copy that follows another one has a value in each step, and a scan has many positions"
             raise refuse("E0227", message, statement.span, help="declare it before the scan")
-        decay = constants.evaluate(argument.value, self.known.axes.number)
+        decay = constants.evaluate(argument.value, self.number)
         if decay.dimension not in constants.UNITLESS or not 0 <= decay.value < 1:
-            raise refuse("E0214", "the decay of a copy must be at least 0 and below 1", argument.value.span)
+            help = "near 1 it follows slowly: `decay = 0.99`"
+            raise refuse("E0214", "the decay of a copy must be at least 0 and below 1", argument.value.span, help=help)
         return float(decay.value)
 
     def _declare(self, name: tree.Name) -> None:

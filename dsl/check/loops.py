@@ -93,7 +93,8 @@ class Loops:
         bodies = [first]
         is_read = self.expressions.is_read(Binding(statement.name.text, UNKNOWN, statement.name.span))
         for number in range(1, count if is_read else 1):
-            inner, results = self.numbered(statement, before, number)
+            with self.report.noting(f"where `{statement.name.text}` is {number}"):
+                inner, results = self.numbered(statement, before, number)
             if results is None:
                 return None
             bodies.append(inner.finish(tuple(before), results).body)

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from partita.dsl import limits, spec
 from partita.dsl.check.bodies import BodyChecker
+from partita.dsl.check.constants import shown
 from partita.dsl.check.instances import arrows_of, block_of
 from partita.dsl.check.known import CheckContext
 from partita.dsl.diagnostic import refuse
@@ -87,7 +88,10 @@ class Models:
         if len(self._called) == NESTED:
             raise refuse("E0005", f"more than {NESTED} nested calls of blocks that take numbers", call.span)
         self._called.append(name)
-        self.block(instance)
+        numbers = (each.name.text for each in self.declarations.blocks[name].inputs if each.is_number)
+        values = (f"`{number}` is {shown(value)}" for number, value in zip(numbers, instance.numbers, strict=True))
+        with self.report.noting(f"where {', '.join(values)}, in the call at {call.span.place}"):
+            self.block(instance)
         self._called.pop()
 
     def takes_numbers(self, block: str) -> bool:

@@ -46,7 +46,8 @@ class Optimizers:
             if isinstance(rule, tree.FreezeRule):
                 rules.append(spec.OptimizerRule(tuple(targets), None, len(rules), rule.span, spans))
                 continue
-            for chosen, number in self.cases(rule.call, targets, known):
+            before = [path for each in rules for path in each.targets]
+            for chosen, number in self.cases(rule.call, targets, known, before):
                 call = self.settings.call(rule.call, OPTIMIZERS, "optimizer", number)
                 index = sum(each.call is not None for each in rules)
                 own = tuple(span for span, path in zip(spans, chosen, strict=False) if path is not None)
@@ -60,10 +61,14 @@ class Optimizers:
         return spec.Optimizer(optimizer.name.text, tuple(rules), optimizer.span)
 
     def cases(
-        self, call: tree.Call, targets: Sequence[tuple[str, ...]], known: ModelNames | None
+        self,
+        call: tree.Call,
+        targets: Sequence[tuple[str, ...]],
+        known: ModelNames | None,
+        before: Sequence[tuple[str, ...]],
     ) -> Iterator[tuple[Sequence[tuple[str, ...] | None], Lookup]]:
         """The rules that an `update` stands for, by their targets and what names mean in the call: one; or, where the
-        call reads the number of an iteration of a repeat that the targets name, one for each.
+        call reads the number of an iteration of a repeat that the targets name, one for each that those `before` leave.
         """
         axes, repeats = self.settings.axes, known.repeats if known is not None else {}
         named = {split_part(part)[0] for path in targets for part in path}
@@ -83,7 +88,8 @@ class Optimizers:
             yield targets, number
             return
         for iteration in range(repeats.get(over, 1)):
-            chosen = [narrowed(path, over, iteration) for path in targets]
+            own = [narrowed(path, over, iteration) for path in targets]
+            chosen = [path if path and not any(covers(each, path) for each in before) else None for path in own]
             if any(path is not None for path in chosen):
                 yield chosen, partial(number, iteration=iteration)
 
@@ -104,3 +110,13 @@ def narrowed(path: tuple[str, ...], repeat: str, iteration: int) -> tuple[str, .
             iterations = range(iteration, iteration + 1)
         parts.append(joined_part(name, iterations))
     return tuple(parts)
+
+
+def covers(earlier: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Whether all that a path names is in what an earlier target names."""
+    if len(earlier) > len(path):
+        return False
+    for one, other in zip(map(split_part, earlier), map(split_part, path), strict=False):
+        if one[0] != other[0] or (one[1] is not None and (other[1] is None or not set(other[1]) <= set(one[1]))):
+            return False
+    return True

@@ -401,7 +401,8 @@ def _rope(use: Use) -> Typed:
         raise use.refuse("E0204", "`over` and `pairs` name the same axis", "pairs")
     part = float(use["part"])
     if not 0 < part <= 1:
-        raise use.refuse("E0214", "the part that `rope` rotates must be above 0 and at most 1", "part")
+        help = f"`part = {part:g}%`" if 1 < part <= 100 else None
+        raise use.refuse("E0214", "the part that `rope` rotates must be above 0 and at most 1", "part", help=help)
     turned = pairs.size * part
     if turned % 2:
         what, slot = f"`{pairs.name}` has the odd size {pairs.size}", "pairs"

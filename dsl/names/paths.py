@@ -103,6 +103,8 @@ def checked_path(path: tree.Path, number: Lookup, known: ModelNames | None) -> t
             if not iterations or (count is not None and iterations[-1] >= count):
                 message = f"`{part.text}{written.span.text}` is no iteration of `{part.text}`"
                 help = f"it has {count}, 0 to {count - 1}" if count is not None else "the first is 0"
+                if not iterations:
+                    help = f"from the smaller to the larger: `{part.text}[{iterations.stop - 1}..{iterations.start}]`"
                 raise refuse("E0317", message, written.span, help=help)
         parts.append(joined_part(part.text, iterations))
     return tuple(parts)

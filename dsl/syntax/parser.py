@@ -305,10 +305,11 @@ BUILDERS: dict[str, Builder] = {
     "setting": _node(tree.Entry),
     "type": _first_optional(tree.TensorType),
     "results": _listing(tree.Return, 0),
-    "copy": lambda s, name, source: (
+    "copy": lambda s, name, source: tree.Copy(_name(s, name), _name(s, source), span=s),
+    "following": lambda s, name, source: (
         tree.Copy(_name(s, name), source.name, source.arguments, span=s)
         if isinstance(source, tree.Call)
-        else tree.Copy(_name(s, name), _name(s, source), span=s)
+        else tree.Copy(_name(s, name), _name(s, source), (), span=s)
     ),
     "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1, rest[-1], span=s),
     "mesh": _mesh,

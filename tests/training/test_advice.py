@@ -193,7 +193,8 @@ def test_a_block_is_given_the_number_of_an_iteration_as_told() -> None:
         "`layer` is the number of an iteration, which is known inside the repeat alone",
     )
     assert [note.startswith("the repeat is at m.par:") for note in error.notes] == [True]
-    (block,) = told(error)
+    block, name = told(error)
+    assert name == "layer"
     more = block.removeprefix("block net(…").removesuffix(")")
     right = wrong.replace("x: [batch, row])", f"x: [batch, row]{more})", 1).replace("net(x)", "net(x, layer)")
     loss, given = first_step(right)
