@@ -46,7 +46,7 @@ CODES: dict[str, Code] = {
     "E0101": Code("unexpected character", "This character has no meaning outside strings and comments.", "Remove it; strings are written in double quotes."),
     "E0102": Code("unterminated string", "A string must end on the line on which it begins.", 'End it with a double quote: `import "llama.par"`.'),
     "E0103": Code("unexpected token", "The grammar expects something else here; `help` says what.", "`axis batch = 32`, not `axis batch 32`."),
-    "E0104": Code("reserved word as a name", "Keywords, and `param`, `state`, `grad`, `all`, `auto`, cannot be names.", "`let error = …` instead of `let loss = …`."),
+    "E0104": Code("reserved word as a name", "Keywords that are reserved cannot be names. What rules name, such as axes, blocks, repeats and parameters, cannot be called `param`, `state`, `grad`, `all` or `auto`, either.", "`let error = …` instead of `let loss = …`."),
     "E0105": Code("mismatched brackets", "A bracket is never closed, closes nothing, or closes a bracket of another kind.", "Close each bracket by its own kind: `[1, 2]`, not `[1, 2)`."),
     "E0106": Code("malformed number", "Underscores may only separate digits.", "`10_000`, not `10__000`."),
     "E0107": Code("unknown unit", "The units are %, B and its multiples (GB, GiB), the same per second, FLOP/s and its multiples, ns, us, ms, s, min and h.", "`80GiB`, `900GB/s`, `989TFLOP/s`, `5us`, `8%`."),

@@ -76,9 +76,6 @@ class BodyChecker:
         """Bind the inputs; returns the names of the tensors. Only blocks have `numbers`."""
         values = iter(numbers or ())
         for declaration in inputs:
-            if not unreserved(declaration.name, self.report):
-                self.scope.bind(declaration.name.text, UNKNOWN, declaration.name.span)
-                continue
             if declaration.name.text in self.scope.bindings:
                 self.report.error("E0217", f"input `{declaration.name.text}` is declared twice", declaration.name.span)
                 self.twice.add(declaration.name.text)
@@ -177,7 +174,7 @@ class BodyChecker:
 
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
         """Bind a name, and record it for the warning about unused names."""
-        if name.text in RESERVED:
+        if name.text in RESERVED and kind not in ("let", "input"):  # no rule names these
             # Said once; what is read under that name is then not known, rather than not bound.
             if self.scope.find(name.text) is None:
                 unreserved(name, self.report)

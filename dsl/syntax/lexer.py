@@ -30,8 +30,8 @@ CLOSING = {close: open for open, close in OPENING.items()}
 RESERVED_WORDS = frozenset(
     word
     for words in (
-        "import axis block return model param sample let repeat as loss metric mesh layout on shard stage place",
-        "recompute schedule train expect true false",
+        "import axis block return model param sample let repeat as loss metric mesh layout shard recompute train",
+        "expect true false",
     )
     for word in words.split()
 )

@@ -90,7 +90,7 @@ def test_codes_are_explained():
 @pytest.mark.parametrize(
     ("text", "code", "help"),
     [
-        ("axis batch = 4, place = 8", "E0104", "choose another name"),
+        ("axis batch = 4, mesh = 8", "E0104", "choose another name"),
         ("axis batch = 4, axis seq = 8", "E0104", "remove the comma before it"),
         ("axis batch = 4QiB", "E0107", "units are as in `8%`, `80GiB`, `900GB/s`, `989TFLOP/s` and `5us`"),
         ("schedule s = staggered(microbatches = 2)", "E0309", "there are "),
