@@ -100,7 +100,14 @@ class Expressions:
                 return value
         if results is None:
             raise Refused(())
-        raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span)
+        name = tree.single(written)
+        repeat = self._repeat(name) if name is not None else None
+        help = (
+            f"give the value another name: `{name.text}` could be the number of the iteration"
+            if repeat and name
+            else None
+        )
+        raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span, help=help)
 
     def setting(self, written: tree.Expression, kind: OneOf, name: str) -> spec.Call | None:
         """A call of one of the signatures, of the argument `name`; its numbers may be sizes."""
