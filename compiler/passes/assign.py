@@ -15,17 +15,19 @@ a depthwise convolution, which are no matrices. A rule that names such a paramet
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Graph, Parameter
-from partita.compiler.naming import is_in, matches
+from partita.compiler.graph import Graph, Parameter, without_iterations
+from partita.compiler.naming import matches
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.place import named_scopes
 from partita.compiler.passes.readers import Readers
 from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.names.paths import split_part
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
 MAX_SHOWN = 4
@@ -121,7 +123,7 @@ class _Target:
         self.text = ".".join(path)
         self.taken: list[Parameter] = []
         self.is_class = self.text in CLASSES
-        self.scopes = () if self.is_class else tuple(named_scopes(graph, path))
+        self.scopes = frozenset(() if self.is_class else named_scopes(graph, path))
         parameters = [each for each in graph.parameters if not each.buffer]
         if not self.is_class and not any(map(self.names, parameters)):
             if any(self.names(each) for each in graph.parameters):
@@ -135,11 +137,12 @@ class _Target:
 
     def names(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter, or of a block or repeat around it."""
-        return self.is_own(parameter) or any(is_in(parameter.name, scope) for scope in self.scopes)
+        return self.is_own(parameter) or not self.scopes.isdisjoint(_around(parameter.name))
 
     def is_own(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter itself."""
-        return not self.is_class and matches(self.path, parameter.name)
+        last = split_part(self.path[-1])[0]
+        return not self.is_class and parameter.name.endswith(last) and matches(self.path, parameter.name)
 
     def matches(self, parameter: Parameter, as_trained: Trained) -> bool:
         """Whether the target is the parameter, contains it, or is a class that it belongs to."""
@@ -150,6 +153,14 @@ class _Target:
         call = self.rule.call
         why = OPTIMIZERS[call.name].unfit(as_trained) if call is not None else None
         return Unfit(self.rule, call, why) if call is not None and why is not None else None
+
+
+@lru_cache(maxsize=1 << 16)
+def _around(name: str) -> tuple[str, ...]:
+    """The scopes around a parameter, with the numbers of iterations and without."""
+    parts = name.split(".")
+    own = [".".join(parts[:i]) for i in range(1, len(parts))]
+    return (*own, *map(without_iterations, own))
 
 
 def is_matrix(parameter: Trained) -> bool:
