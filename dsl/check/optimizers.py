@@ -46,8 +46,8 @@ class Optimizers:
             if isinstance(rule, tree.FreezeRule):
                 rules.append(spec.OptimizerRule(tuple(targets), None, len(rules), rule.span, spans))
                 continue
-            before = [path for each in rules for path in each.targets]
-            for chosen, number in self.cases(rule.call, targets, known, before):
+            frozen = [path for each in rules if each.call is None for path in each.targets]
+            for chosen, number in self.cases(rule.call, targets, known, frozen):
                 call = self.settings.call(rule.call, OPTIMIZERS, "optimizer", number)
                 index = sum(each.call is not None for each in rules)
                 own = tuple(span for span, path in zip(spans, chosen, strict=False) if path is not None)
@@ -65,10 +65,10 @@ class Optimizers:
         call: tree.Call,
         targets: Sequence[tuple[str, ...]],
         known: ModelNames | None,
-        before: Sequence[tuple[str, ...]],
+        frozen: Sequence[tuple[str, ...]],
     ) -> Iterator[tuple[Sequence[tuple[str, ...] | None], Lookup]]:
         """The rules that an `update` stands for, by their targets and what names mean in the call: one; or, where the
-        call reads the number of an iteration of a repeat that the targets name, one for each that those `before` leave.
+        call reads the number of an iteration of a repeat that the targets name, one for each that is not `frozen`.
         """
         axes, repeats = self.settings.axes, known.repeats if known is not None else {}
         named = {split_part(part)[0] for path in targets for part in path}
@@ -87,11 +87,15 @@ class Optimizers:
         if over is None:
             yield targets, number
             return
+        found = False
         for iteration in range(repeats.get(over, 1)):
             own = [narrowed(path, over, iteration) for path in targets]
-            chosen = [path if path and not any(covers(each, path) for each in before) else None for path in own]
+            chosen = [path if path and not any(covers(each, path) for each in frozen) else None for path in own]
             if any(path is not None for path in chosen):
+                found = True
                 yield chosen, partial(number, iteration=iteration)
+        if not found:  # a rule that applies to nothing, which is said of the parameters
+            yield targets, partial(number, iteration=0)
 
 
 def paths_in(call: tree.Call) -> Iterator[tree.Path]:

@@ -78,6 +78,22 @@ def rate(name: str) -> tuple[float, float] | None:
     return (0.3, 0.0) if layer == "5" else (RATES[int(layer)], 0.5)
 
 
+def test_what_another_optimizer_leaves_has_rates_by_layer_too():
+    """`muon` updates matrices alone, and leaves the others in the same layers to the next rule."""
+    rules = "update layer -> muon(lr = 0.02)  update layer -> adamw(lr = 0.1 / (1 + layer))"
+    text = FILE.replace("update layer[layers - 1] -> sgd(lr = 0.3)", rules).replace(
+        "let x = x + mlp", "param gain: [embed] ~ ones()\n    let x = x * gain + mlp"
+    )
+    calls = prepare(checked(text, "m.par", ALONE)).training.rules
+    found = {
+        name: rule.call and (rule.call.name, rule.call.arguments["lr"].arguments["value"])
+        for name, rule in calls.items()
+    }
+    assert found["m.layer.1.mlp.up"] == ("muon", 0.02)
+    assert found["m.layer.3.gain"] == ("adamw", 0.1 / 4)
+    assert found["m.layer.0.attention.wq"] is None
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_iterations_and_their_rules_equal_torch(layout: str):
     run = VirtualRun(prepare(checked(FILE, "m.par", LAYOUTS[layout])))
