@@ -25,7 +25,7 @@ def parts(node: tree.Node) -> Iterator[tree.Node]:
         if isinstance(value, tree.Node):
             yield value
         elif isinstance(value, tuple):
-            yield from value
+            yield from (each for each in value if each is not None)
 
 
 def nodes(*roots: tree.Node) -> Iterator[tree.Node]:
