@@ -52,7 +52,6 @@ def with_copies(schedule: Schedule, copies: Mapping[int, float], timeline: Timel
         return schedule
     orders = tuple(line.order() for line in lines)
     pairs = tuple(line.pairs() for line in lines) if schedule.pairs else ()
-    pairs = pairs if any(pairs) else ()  # copies may stand between the two of each
     bound = tuple(map(min, schedule.bound, map(peak_live, orders)))
     return evolve(schedule, actions=orders, pairs=pairs, bound=bound, spans=())
 

@@ -73,7 +73,7 @@ def with_spread(
         placement=spread.placement(schedule.placement),
         actions=orders,
         bound=tuple(map(peak_live, orders)),
-        pairs=tuple(pairs),
+        pairs=tuple(pairs) if any(pairs) else (),
         spread=spread,
     )
 
