@@ -197,8 +197,46 @@ class Iota(Positioned):
         return f"torch.arange({start}, {start} + {self.axis.size}, device=c.device)"
 
 
+class Rotation(Op):
+    """Base of rotary embeddings: of x, and what else says where its elements stand."""
+
+    pairs: str
+    interleaved: bool
+    part: float
+    inverse: bool
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The type of x."""
+        return types[:1]
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """A complex product for each pair."""
+        return 3 * operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Products of the halves, and the halves that are concatenated; in 16 bits also the halves in 32; and what is
+        moved to be turned.
+        """
+        x = operands[0]
+        return 2 * (wide_bytes(x) + widening_bytes(x)) + x.bytes * (2 * self.interleaved + (self.part < 1))
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """The inverse rotation."""
+        back = evolve(self, inverse=not self.inverse)  # type: ignore[misc]
+        return build.apply(back, d, *node.inputs[1:]), *(None for _ in node.inputs[1:])
+
+    def turned(self, x: Type) -> int:
+        """How many of `pairs` are rotated."""
+        return round(self.part * x.axis(self.pairs).size)
+
+    def options_text(self, x: Type) -> str:
+        """Source text of the kernel's arguments that say which of them."""
+        text = ", interleaved=True" if self.interleaved else ""
+        return f"{text}, turned={self.turned(x)}" if self.part < 1 else text
+
+
 @op("rope")
-class Rope(Positioned):
+class Rope(Rotation, Positioned):
     """Rotary position embedding: the two halves of `pairs` rotated by position(over) / base^(i / half). `interleaved`:
     neighbours instead of halves; and of a `part` of `pairs`, the first ones: all others stay.
 
@@ -216,16 +254,12 @@ class Rope(Positioned):
     shards: Shards = ()
     finds_positions = True
 
-    def _turned(self, x: Type) -> int:
-        """How many of `pairs` are rotated."""
-        return round(self.part * x.axis(self.pairs).size)
-
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """Sines and cosines for all positions of the global axis; on a GPU others turn back, and parts of the axis that
         have another size, as slices and an evaluation without them, have tables of their own.
         """
         (x,) = operands
-        size, pairs = x.axis(self.over).size, self._turned(x)
+        size, pairs = x.axis(self.over).size, self.turned(x)
         numbers = self._length(x) * pairs
         if zigzag_ranks(self.over, self.shards) is not None:
             numbers += size * pairs  # those of the shard, in its order
@@ -241,29 +275,9 @@ class Rope(Positioned):
         """Positions."""
         return (self.over,)
 
-    def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The operand's type."""
-        return types
-
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis but `pairs`; linear."""
         return (*aligned_rules(operands, results, whole=[self.pairs]), ShardingRule((SUM,), (SUM,)))
-
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """A complex product for each pair."""
-        return 3 * operands[0].elements
-
-    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of the halves, and the halves that are concatenated; in 16 bits also the halves in 32."""
-        moved = operands[0].bytes * (2 * self.interleaved + (self.part < 1))
-        return 2 * (wide_bytes(operands[0]) + widening_bytes(operands[0])) + moved
-
-    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The inverse rotation."""
-        return (build.apply(self._turned_back(), d),)
-
-    def _turned_back(self) -> Op:
-        return evolve(self, inverse=not self.inverse)  # type: ignore[misc]
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime on [others, over, pairs]."""
@@ -276,15 +290,11 @@ class Rope(Positioned):
         more = f", {self.scaling!r}" if self.scaling else ""
         if start != "0":
             more += f", length={self._length(x.type)}"
-        if self.interleaved:
-            more += ", interleaved=True"
-        if self.part < 1:
-            more += f", turned={self._turned(x.type)}"
-        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{more})"
+        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{more}{self.options_text(x.type)})"
 
 
 @op("rope_at")
-class RopeAt(Op):
+class RopeAt(Rotation):
     """`Rope` with positions that are given: integers that have some of the axes of x, but not `pairs`."""
 
     pairs: str
@@ -294,29 +304,14 @@ class RopeAt(Op):
     part: float = 1.0
     inverse: bool = False
 
-    def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The type of x."""
-        return types[:1]
-
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis but `pairs`; linear in x."""
         return (*aligned_rules(operands, results, whole=[self.pairs]), ShardingRule((SUM, None), (SUM,)))
 
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """A complex product for each pair."""
-        return 3 * operands[0].elements
-
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """What `Rope` needs, and angles with their sines and cosines in f64, then in the dtype of x."""
+        """That of a rotation, and angles with their sines and cosines in f64, then in the dtype of x."""
         x, ids = operands
-        moved = x.bytes * (2 * self.interleaved + (self.part < 1))
-        angles = ids.elements * round(self.part * x.axis(self.pairs).size) // 2
-        return 2 * (wide_bytes(x) + widening_bytes(x)) + moved + 5 * 8 * angles
-
-    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The inverse rotation."""
-        back = evolve(self, inverse=not self.inverse)  # type: ignore[misc]
-        return build.apply(back, d, node.inputs[1]), None
+        return super().workspace(operands, results) + 5 * 8 * (ids.elements * self.turned(x) // 2)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime on [others, pairs]."""
@@ -324,12 +319,8 @@ class RopeAt(Op):
         order = [*(name for name in x.type.names if name != self.pairs), self.pairs]
         at = broadcast(ids, order[:-1]) if ids.type.axes else ids.text
         more = f", {self.scaling!r}" if self.scaling else ""
-        if self.interleaved:
-            more += ", interleaved=True"
-        if self.part < 1:
-            more += f", turned={round(self.part * x.type.axis(self.pairs).size)}"
         view = permuted(x.text, x.type.names, order)
-        turned = f"kernels.rope_at({view}, {at}, {self.base!r}, {self.inverse}{more})"
+        turned = f"kernels.rope_at({view}, {at}, {self.base!r}, {self.inverse}{more}{self.options_text(x.type)})"
         return permuted(turned, order, x.type.names)
 
 
