@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 
 from partita.compiler.graph import within, without_iterations
@@ -17,6 +18,14 @@ def matches(path: Sequence[str], name: str) -> bool:
     if not has_ranges(path):
         return is_end(path, without_iterations(name))
     return is_end(without_ranges(path), without_iterations(name)) and in_ranges(path, name)
+
+
+@lru_cache(maxsize=1 << 16)
+def around(path: str) -> tuple[str, ...]:
+    """A path and all scopes around it, inner ones first: each in its iteration, then without iterations."""
+    parts = path.split(".")
+    own = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
+    return tuple(scope for each in own for scope in (each, without_iterations(each)))
 
 
 def is_in(path: str, scope: str) -> bool:

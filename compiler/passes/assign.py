@@ -15,12 +15,11 @@ a depthwise convolution, which are no matrices. A rule that names such a paramet
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Graph, Parameter, without_iterations
-from partita.compiler.naming import matches
+from partita.compiler.graph import Graph, Parameter
+from partita.compiler.naming import around, matches
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.place import named_scopes
@@ -137,7 +136,7 @@ class _Target:
 
     def names(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter, or of a block or repeat around it."""
-        return self.is_own(parameter) or not self.scopes.isdisjoint(_around(parameter.name))
+        return self.is_own(parameter) or not self.scopes.isdisjoint(around(parameter.name))
 
     def is_own(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter itself."""
@@ -153,14 +152,6 @@ class _Target:
         call = self.rule.call
         why = OPTIMIZERS[call.name].unfit(as_trained) if call is not None else None
         return Unfit(self.rule, call, why) if call is not None and why is not None else None
-
-
-@lru_cache(maxsize=1 << 16)
-def _around(name: str) -> tuple[str, ...]:
-    """The scopes around a parameter, with the numbers of iterations and without."""
-    parts = name.split(".")
-    own = [".".join(parts[:i]) for i in range(1, len(parts))]
-    return (*own, *map(without_iterations, own))
 
 
 def is_matrix(parameter: Trained) -> bool:

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Graph, Node, Value, without_iterations
-from partita.compiler.naming import in_ranges, is_in, matches
+from partita.compiler.naming import around, in_ranges, is_in, matches
 from partita.dsl.check.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.names.paths import has_ranges, is_end, split_part, without_ranges
@@ -375,10 +375,7 @@ class _Explicit:
 
     def home(self, path: str) -> str | None:
         """The innermost scope around a path that is named: in this iteration, or else in all."""
-        parts = path.split(".")
-        own = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
-        around = (scope for each in own for scope in (each, without_iterations(each)))
-        return next((scope for scope in around if scope in self.scopes), None)
+        return next((scope for scope in around(path) if scope in self.scopes), None)
 
     def found(self, graph: Graph, iterations: Mapping[str, int]) -> list[tuple[_Target, int] | None]:
         """By what each node is placed, and on which stage, given those of iterations over ranges."""
