@@ -36,7 +36,7 @@ def _own_scores(model: spec.Model) -> Iterator[Diagnostic]:
     """
     seen: set[Span] = set()
     loops = (step for step in spec.steps(model.answering) if isinstance(step, spec.Repeat | spec.Scan))
-    carried = {id(loop.body): len(loop.carried) for loop in loops}
+    carried = {id(inner): len(loop.carried) for loop in loops for inner in spec.inner_bodies(loop)}
     for body in spec.bodies(model.answering):
         producers, inputs = _made(body), len(body.inputs)
         captured = range(carried.get(id(body), inputs), inputs)
