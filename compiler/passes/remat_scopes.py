@@ -124,15 +124,13 @@ def _instance(scope: str, scopes: Sequence[tuple[str, bool]], again: Collection[
     parts = scope.split(".")
     plain: list[str] = []
     for i, part in enumerate(parts):
-        if again and ".".join(parts[: i + 1]) in again:
-            return ".".join(parts[: i + 1])
-        own, around = ".".join(parts[: i + 1]), ".".join(parts[:i])
-        if not part.isdigit():
+        own, number = ".".join(parts[: i + 1]), part.isdigit()
+        if not number:
             plain.append(part)
         every = ".".join(plain)
-        if (own, False) in scopes or (part.isdigit() and not {(every, True), (around, True)}.isdisjoint(scopes)):
-            return own
-        if not part.isdigit() and (every, False) in scopes:
+        # An iteration of a repeat, of this one or of all of its name; or a call.
+        named = {(every, True), (".".join(parts[:i]), True)} if number else {(every, False)}
+        if own in again or not {(own, False), *named}.isdisjoint(scopes):
             return own
     return None
 

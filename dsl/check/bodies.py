@@ -147,11 +147,12 @@ class BodyChecker:
                     self.buffer(statement)
                 case tree.Sample():
                     self.sample(statement)
-                case tree.Share() | tree.Copy():
+                case tree.Share():
                     with self.report:
-                        self.instances.share(statement) if isinstance(statement, tree.Share) else self.instances.copy(
-                            statement
-                        )
+                        self.instances.share(statement)
+                case tree.Copy():
+                    with self.report:
+                        self.instances.copy(statement)
                 case tree.Repeat():
                     self.failed = not self.loops.repeat(statement) or self.failed
                 case tree.Scan():
