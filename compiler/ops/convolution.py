@@ -23,6 +23,7 @@ from partita.compiler.ops.op import (
     permuted,
     shape_text,
 )
+from partita.compiler.ops.shape import arranged
 from partita.compiler.ops.windows import Sliding, names_of, sizes_of
 from partita.dsl.types import Axis, Type
 
@@ -255,6 +256,13 @@ class ConvImageGradient(Product):
             *BILINEAR,
         )
 
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """It is linear in both operands: the convolution of d, and d's part in the gradient of the kernel."""
+        cotangent, kernel = node.inputs
+        back = build.apply(Conv(**self.window, over=self.over), d, kernel)
+        of_kernel = ConvKernelGradient(**self.window, over=self.over, of=kernel.type.axes)
+        return arranged(build, back, cotangent.type.names), build.apply(of_kernel, d, cotangent)
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """torch's gradient."""
         d, kernel = arguments
@@ -295,6 +303,13 @@ class ConvKernelGradient(Product):
             *(ShardingRule((name, into), (SUM,)) for name, into in self.apart),
             *BILINEAR,
         )
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """It is linear in both operands: those of a convolution with the kernel d."""
+        image, cotangent = node.inputs
+        of_image = ConvImageGradient(**self.window, over=self.over, image=image.type.axes)
+        back = build.apply(Conv(**self.window, over=self.over), image, d)
+        return build.apply(of_image, cotangent, d), arranged(build, back, cotangent.type.names)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """torch's gradient."""

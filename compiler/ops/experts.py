@@ -252,10 +252,8 @@ class RoutedDot(Routed):
         routing = self._routing([each.type for each in node.inputs])
         columns = tuple(axis.name for axis in routing.columns)
         back = build.apply(RoutedDot(columns, self.along, self.guarded), d, w, ids)
-        summed = [name for name in back.type.names if not x.type.has(name)]
-        dx = total(build, back, summed, x.type.dtype) if summed else back
         outer = RoutedWeightGradient(self.over, self.along, w.type.axes, self.guarded)
-        return arranged(build, dx, x.type.names), build.apply(outer, x, ids, d), None
+        return _as(build, back, x.type), build.apply(outer, x, ids, d), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -272,6 +270,12 @@ class RoutedDot(Routed):
     def _routing(self, operands: Sequence[Type]) -> Routing:
         x, w, ids = operands
         return Routing(x, w, ids, self.over, self.along)
+
+
+def _as(build: Builder, value: Value, type: Type) -> Value:
+    """The value, summed over the axes that a type lacks and in its order."""
+    summed = [name for name in value.type.names if not type.has(name)]
+    return arranged(build, total(build, value, summed, type.dtype) if summed else value, type.names)
 
 
 @op("routed_outer")
@@ -301,6 +305,14 @@ class RoutedWeightGradient(Routed):
         result = Type(x.dtype, self.table)
         assert agree(*types, result), (self, types)
         return (result,)
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """It is linear in both operands: products with the matrices d."""
+        x, ids, cotangent = node.inputs
+        columns = [name for name in d.type.names if cotangent.type.has(name) and not x.type.has(name)]
+        to_x = build.apply(RoutedDot(tuple(columns), self.along, self.guarded), cotangent, d, ids)
+        to_d = build.apply(RoutedDot(self.over, self.along, self.guarded), x, d, ids)
+        return _as(build, to_x, x.type), None, _as(build, to_d, cotangent.type)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """The table's axes, of which the experts need all rows; rows, for a partial result; linear in x and d."""

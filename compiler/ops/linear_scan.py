@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.decoding import WriteState
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, broadcast, op, wide_bytes
-from partita.compiler.ops.pointwise import cast, pointwise
-from partita.compiler.ops.shape import Shift
+from partita.compiler.ops.pointwise import cast, pointwise, summed_to
+from partita.compiler.ops.shape import Shift, arranged
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -248,6 +248,14 @@ class LinearScanGradient(_Recurrence):
         rules.append(ShardingRule((None, None, SUM, *after), (SUM, SUM)))
         rules.append(ShardingRule((None, SUM, None, *before), (SUM, None)))
         return tuple(rules)
+
+    def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
+        """A scan in the other direction, and products with the states before."""
+        a, h, d = node.inputs
+        step = -1 if self.backward else 1
+        g = build.apply(LinearScan(self.over, not self.backward), build.apply(Shift(self.over, -step), a), d)
+        product = pointwise(build, "multiply", g, build.apply(Shift(self.over, step), h))
+        return arranged(build, summed_to(build, product, a.type), a.type.names), arranged(build, g, h.type.names)
 
     def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """What flows back out of a block, a·g at its first position, is a scan from the end, of a·d."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, aligned_rules, op, permuted
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
+from partita.compiler.ops.shape import arranged
 from partita.compiler.ops.sparse import exchanged
 from partita.dsl.types import Axis, Type
 
@@ -203,6 +204,11 @@ class ScatterAdd(Positioned):
         parts = ShardingRule((None, None), (self.over,))
         summed = tuple(ShardingRule((name, name), (SUM,)) for name in ids.names if not table.has(name))
         return (*aligned, *summed, parts, ShardingRule((None, SUM), (SUM,)))
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """The rows at the indices."""
+        ids, rows = node.inputs
+        return None, arranged(build, build.apply(Gather(self.over, self.guarded), ids, d), rows.type.names)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each element of the rows."""

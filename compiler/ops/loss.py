@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.intervals import Interval
+from partita.compiler.ops.lookup import OneHot
 from partita.compiler.ops.op import (
     Argument,
     Op,
@@ -20,7 +21,7 @@ from partita.compiler.ops.op import (
     wide_bytes,
     widening_bytes,
 )
-from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.pointwise import cast, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
@@ -106,17 +107,28 @@ class NegativeLogLikelihood(Op):
         """Log-probabilities, and logits in the accumulation dtype if that is another."""
         return wide_bytes(operands[0]) + widening_bytes(operands[0])
 
-    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """From the logits and the denominator; probabilities are not kept."""
-        logits, targets = node.inputs
-        gradient = NegativeLogLikelihoodGradient(self.over, self.guarded)
-        return build.apply(gradient, d, logits, targets, node.outputs[1]), None
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """From the logits and the denominator, whose own gradient is the probabilities: these are not kept."""
+        parts, (logits, targets), (_, denominator) = [], node.inputs, node.outputs
+        if d[0] is not None:
+            gradient = NegativeLogLikelihoodGradient(self.over, self.guarded)
+            parts.append(build.apply(gradient, d[0], logits, targets, denominator))
+        if d[1] is not None:
+            slope = pointwise(build, "multiply", _probabilities(build, logits, denominator), d[1])
+            parts.append(cast(build, slope, logits.type.dtype))
+        return (pointwise(build, "add", *parts) if len(parts) > 1 else parts[0]), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with classes last."""
         logits, targets = arguments
         text = permuted(logits.text, logits.type.names, [*targets.type.names, self.over])
         return f"kernels.nll({text}, {targets.text}{', guarded=True' if self.guarded else ''})"
+
+
+def _probabilities(build: Builder, logits: Value, denominator: Value) -> Value:
+    """exp(logits − denominator), in the dtype of the denominator."""
+    wide = cast(build, logits, denominator.type.dtype)
+    return pointwise(build, "exp", pointwise(build, "subtract", wide, denominator))
 
 
 @op("known_targets")
@@ -192,6 +204,16 @@ class NegativeLogLikelihoodGradient(Positioned):
             ShardingRule((None, self.over, None, None), (self.over,)),
             ShardingRule((SUM, None, None, None), (SUM,)),
         )
+
+    def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
+        """The difference of two tensors of probabilities, times d."""
+        d, logits, targets, denominator = node.inputs
+        dtype = denominator.type.dtype
+        hot = build.apply(OneHot(logits.type.axis(self.over), dtype, self.guarded), targets)
+        hot = arranged(build, hot, logits.type.names)
+        difference = pointwise(build, "subtract", _probabilities(build, logits, denominator), hot)
+        product = pointwise(build, "multiply", difference, cast(build, d, dtype))
+        return (cast(build, product, logits.type.dtype),)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""

@@ -121,9 +121,16 @@ class Normalize(Op):
         """The centered tensor and its squares."""
         return 2 * wide_bytes(operands[0])
 
-    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """From the results alone; x need not be kept."""
-        return (build.apply(NormalizeGradient(self.over, self.center), d, *node.outputs),)
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """From the results alone; x need not be kept. The rate, which gradients read, has the gradient -rate²·y/n."""
+        parts, (y, rate) = [], node.outputs
+        if d[0] is not None:
+            parts.append(build.apply(NormalizeGradient(self.over, self.center), d[0], y, rate))
+        if d[1] is not None:
+            slope = pointwise(build, "multiply", pointwise(build, "multiply", rate, rate), d[1])
+            slope = scaled(build, slope, -rate.type.elements / y.type.elements)
+            parts.append(pointwise(build, "multiply", y, cast(build, slope, y.type.dtype)))
+        return (pointwise(build, "add", *parts) if len(parts) > 1 else parts[0],)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -165,6 +172,10 @@ class NormalizeGradient(Op):
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along an axis normalized over: means from partial sums."""
         return (_split_gradient(build, self.over, self.center, *node.inputs),) if axis in self.over else None
+
+    def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
+        """Of means."""
+        return (_split_gradient(build, self.over, self.center, *node.inputs),)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two passes."""

@@ -21,6 +21,7 @@ from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 from partita.compiler.layout import State
 from partita.compiler.ops.buffers import Buffers
 from partita.compiler.ops.intervals import ANY, Interval, union
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -489,9 +490,23 @@ class Op:
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
 
-        `d` is the cotangent of the first result. Further results serve only the operation's own gradient.
+        `d` is the cotangent of the first result. Further results serve only the operation's own gradient. Raises
+        Refused (E0230) if there is none.
         """
-        return (None,) * len(node.inputs)
+        raise self.no_gradient(node)
+
+    def no_gradient(self, node: Node) -> Refused:
+        """That an operation which makes gradients has none itself: only what `grad` made is differentiated again."""
+        name = self.label.removesuffix("_gradient")
+        message = f"`{name}` has no second derivative, and the gradient through it is differentiated again"
+        help = f"`stop_gradient` of this gradient, or simpler operations than `{name}`"
+        return refuse("E0230", message, node.span, help=help)
+
+    def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
+        """What an operation that makes gradients computes, in operations that have gradients: its own follow. None for
+        those that have a rule, or none.
+        """
+        return None
 
     def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""

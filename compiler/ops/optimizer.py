@@ -155,6 +155,10 @@ class Update(Op):
         """The source of its learning rate."""
         return f"c.rates[{self.rate}]"
 
+    def by_rows(self, axis: str) -> bool:
+        """Whether it can update some positions of an axis without the others."""
+        return True
+
     @property
     def keeps_rows(self) -> bool:
         """Whether it changes nothing where the gradient is zero, neither the parameter nor its states."""

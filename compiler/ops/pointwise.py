@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from math import pi, sqrt
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -40,7 +41,8 @@ Derivative = Callable[["Builder", "Node", "Value"], "tuple[Value | None, ...]"]
 class Function:
     """A scalar function. `text` is its torch expression over {0}, {1}, …; `linear` lists the sets of operands in which
     it is linear: they may be partial sums jointly if all others are replicated. `temporaries` counts temporary tensors
-    of the result's size. `interval` bounds integer results.
+    of the result's size. `interval` bounds integer results. A function without a `derivative` has the derivative zero,
+    unless it is in `FORMULAS`.
     """
 
     text: str
@@ -238,6 +240,11 @@ class Pointwise(Op):
             for result, operand in zip(results, node.inputs, strict=True)
         )
 
+    def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
+        """From the table."""
+        formula = FORMULAS.get(self.function)
+        return None if formula is None else (formula(build, node.inputs),)
+
     def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """Scalars where possible: infix operators take them, and `clamp` takes bounds, but torch functions do not, and
         `where` would give them torch's default dtype. Some operand must be a tensor with all axes.
@@ -393,6 +400,8 @@ def _log_sigmoid(build: Builder, node: Node, d: Value) -> tuple[Value | None, ..
 
 def _power(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     x, p = node.inputs
+    if build.literals.get(p) == 0.0:
+        return None, None
     less = pointwise(build, "power", x, pointwise(build, "subtract", p, constant(build, 1.0, p)))
     dx = _product(build, d, _product(build, p, less))
     return dx, pointwise(build, "power_exponent_gradient", d, x, node.output) if build.literals.get(p) is None else None
@@ -457,4 +466,88 @@ FUNCTIONS |= {
     "power_exponent_gradient": Function(
         "kernels.power_exponent_gradient({0}, {1}, {2})", linear=((0,), (2,)), flops=12, temporaries=2
     ),
+}
+
+
+# ---------------------------------------------------------------- what derivatives are made of
+
+Formula = Callable[["Builder", "Sequence[Value]"], "Value"]
+
+
+class _Terms:
+    """The functions of the table, on values and numbers."""
+
+    def __init__(self, build: Builder) -> None:
+        self.build = build
+
+    def __call__(self, function: str, *operands: Value | float) -> Value:
+        like = next(each for each in operands if not isinstance(each, float))
+        values = [constant(self.build, each, like) if isinstance(each, float) else each for each in operands]
+        return pointwise(self.build, function, *values)
+
+    def product(self, *factors: Value | float) -> Value:
+        """Of all factors."""
+        first, second, *others = factors
+        result = self("multiply", first, second)
+        for factor in others:
+            result = self("multiply", result, factor)
+        return result
+
+    def normal(self, x: Value, scale: float) -> Value:
+        """`scale * exp(-x²)`."""
+        return self("multiply", self("exp", self("negate", self.product(x, x))), scale)
+
+
+def _times(slope: Callable[[_Terms, Value], Value]) -> Formula:
+    """The formula of a derivative: the cotangent times the slope at the other operand."""
+
+    def formula(build: Builder, operands: Sequence[Value]) -> Value:
+        f = _Terms(build)
+        return f("multiply", operands[0], slope(f, operands[1]))
+
+    return formula
+
+
+def _gelu_slope(f: _Terms, x: Value) -> Value:
+    """With t = tanh(u) and u = c·(x + 0.044715·x³): (1 + t)/2 + x·(1 − t²)·u'/2."""
+    c, cube = sqrt(2 / pi), 0.044715
+    square = f.product(x, x)
+    t = f("tanh", f("multiply", f.product(x, f("add", f("multiply", square, cube), 1.0)), c))
+    inner = f("multiply", f("add", f("multiply", square, 3 * cube), 1.0), c)
+    bend = f.product(x, f("subtract", 1.0, f.product(t, t)), inner)
+    return f("multiply", f("add", f("add", t, 1.0), bend), 0.5)
+
+
+def _gelu_exact_slope(f: _Terms, x: Value) -> Value:
+    """The normal distribution's function, and x times its density."""
+    scaled = f("multiply", x, sqrt(0.5))
+    below = f("multiply", f("add", f("erf", scaled), 1.0), 0.5)
+    return f("add", below, f("multiply", x, f.normal(scaled, sqrt(0.5 / pi))))
+
+
+def _silu_slope(f: _Terms, x: Value) -> Value:
+    """s + x·s·(1 − s), of s = sigmoid(x)."""
+    s = f("sigmoid", x)
+    return f("add", s, f.product(x, s, f("subtract", 1.0, s)))
+
+
+def _power_exponent(build: Builder, operands: Sequence[Value]) -> Value:
+    """d·y·log(x), and zero where x is."""
+    f, (d, x, y) = _Terms(build), operands
+    zero = f("equal", x, 0.0)
+    return f("where", zero, f("multiply", d, 0.0), f.product(d, y, f("log", f("where", zero, 1.0, x))))
+
+
+FORMULAS: dict[str, Formula] = {
+    "sqrt_gradient": _times(lambda f, y: f("divide", 0.5, y)),
+    "rsqrt_gradient": _times(lambda f, y: f.product(y, y, y, -0.5)),
+    "tanh_gradient": _times(lambda f, y: f("subtract", 1.0, f.product(y, y))),
+    "sigmoid_gradient": _times(lambda f, y: f.product(y, f("subtract", 1.0, y))),
+    "relu_gradient": _times(lambda f, y: f("sign", y)),
+    "abs_gradient": _times(lambda f, x: f("sign", x)),
+    "gelu_gradient": _times(_gelu_slope),
+    "silu_gradient": _times(_silu_slope),
+    "gelu_exact_gradient": _times(_gelu_exact_slope),
+    "erf_gradient": _times(lambda f, x: f.normal(x, 2 / sqrt(pi))),
+    "power_exponent_gradient": _power_exponent,
 }

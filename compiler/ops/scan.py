@@ -203,8 +203,11 @@ class Scan(Op):
     # ------------------------------------------------------------ gradient and source
 
     def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
-        """A scan in the other direction. Only the stacked states of the scans of the language have cotangents."""
-        assert self.initial, self
+        """A scan in the other direction. Only the stacked states of the scans of the language have cotangents. Raises
+        Refused (E0230) for those that make gradients.
+        """
+        if not self.initial:
+            raise self.no_gradient(node)
         assert self.stacked == self.states, self
         return scan_gradients(self.axis, self.body, self.states, self.sliced, self.backward, build, node, d)
 

@@ -10,6 +10,7 @@ from partita.compiler.ops.op import Op, make
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import Expand, arranged
+from partita.compiler.reverse import derivatives
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def scan_gradients(
         return result
 
     for each in reversed(list(dict.fromkeys(forward.values()))):
-        parts = each.op.gradients(inner, each, [cotangent(value) for value in each.outputs])
+        parts = derivatives(inner, each, [cotangent(value) for value in each.outputs])
         for value, part in zip(each.inputs, parts, strict=True):
             if part is not None and value in flowing:
                 contributions.setdefault(value, []).append(part)

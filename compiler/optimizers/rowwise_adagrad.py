@@ -35,6 +35,10 @@ class RowwiseAdagrad(Update):
         """Without weight decay."""
         return not self.decay
 
+    def by_rows(self, axis: str) -> bool:
+        """Of the axis that it has a number for each position of."""
+        return self.rows == (axis,)
+
     def state_types(self, parameter: Type) -> tuple[Type, ...]:
         """One number for each row."""
         return (parameter.without(name for name in parameter.names if name not in self.rows),)

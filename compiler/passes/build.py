@@ -13,14 +13,16 @@ from attrs import evolve
 from partita.compiler.graph import BufferWrite, Builder, Graph, Input, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import Constant, Detach, cast, pointwise
+from partita.compiler.ops.pointwise import Constant, Detach, cast, constant, pointwise
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import scaled
 from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
 from partita.compiler.passes.loops import Loop
 from partita.compiler.passes.readers import Readers
+from partita.compiler.reverse import cotangents
 from partita.dsl import spec
+from partita.dsl.diagnostic import refuse
 from partita.dsl.types import FLOATS, INTEGERS, Type
 
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
@@ -86,6 +88,7 @@ class _Builder(Builder):
         self.scopes: list[Scope] = []
         self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
         self.updates: list[BufferWrite] = []
+        self.cotangents: dict[tuple[Value, Value], Value | None] = {}  # of what `grad` differentiated, by its operands
 
     def typed(self, type: Type) -> Type:
         """A type of the language, with the dtype of the computation."""
@@ -118,6 +121,8 @@ class _Builder(Builder):
             if isinstance(step, spec.Apply) and step.function == spec.OPERATION:
                 if step.options["result"] == 0:
                     values.extend(self.custom(body.steps[position:], scope, values))
+            elif isinstance(step, spec.Apply) and step.function == "grad":
+                values.append(self.derivative(step, values, body.steps[position:]))
             elif isinstance(step, spec.Apply):
                 values.append(self.application(step, scope, values))
             elif isinstance(step, spec.Parameter):
@@ -237,6 +242,26 @@ class _Builder(Builder):
         name = f"{scope}.{step.name or step.function}"
         site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
         return lower(step.function, site)
+
+    def derivative(self, step: spec.Apply, values: Sequence[Value], steps: Sequence[spec.Step]) -> Value:
+        """The gradient of the sum of a value's elements by another that it was computed from; at once by all values by
+        which these `steps` ask for it. Raises Refused (E0230) if none flows there.
+        """
+        y, x = (self.operand(each, values, accumulation(self.precision)) for each in step.operands)
+        if (y, x) not in self.cotangents:
+            asked = [each.operands for each in steps if isinstance(each, spec.Apply) and each.function == "grad"]
+            by = [values[b] for a, b in asked if a == step.operands[0] and isinstance(b, int) and b < len(values)]
+            seed = self.apply(Expand(y.type.axes), constant(self, 1.0, y))
+            self.cotangents.update(
+                zip(((y, each) for each in by), cotangents(self, self.nodes, {y: seed}, by), strict=True)
+            )
+        result = self.cotangents[y, x]
+        if result is None:
+            asked_for = f" in `{step.span.text}`" if step.span else ""
+            message = f"no gradient flows from the first value to the second{asked_for}"
+            help = "the first must be computed from the second, in the same `scan` and without `stop_gradient` between"
+            raise refuse("E0230", message, step.span, help=help)
+        return cast(self, arranged(self, result, x.type.names), x.type.dtype)
 
     def custom(self, steps: Sequence[spec.Step], scope: str, values: Sequence[Value]) -> tuple[Value, ...]:
         """Lower an operation of the file's own, of which the first steps are the results. Its operands have the dtypes

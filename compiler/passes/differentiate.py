@@ -16,6 +16,7 @@ from attrs import evolve
 
 from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
 from partita.compiler.ops.pointwise import Constant, constant, pointwise
+from partita.compiler.reverse import Parts, dependent, reverse
 from partita.dsl.diagnostic import Diagnostic, Refused
 
 
@@ -25,13 +26,13 @@ def differentiate(graph: Graph) -> Graph:
     A parameter that reaches the loss only in some iterations or calls has zero gradients in the others. Raises Refused
     (E0408) if it never does.
     """
-    differentiable = _differentiable(graph)
+    differentiable = dependent(graph.nodes, (each.value for each in graph.parameters if each.trained))
     activations = differentiable & _data_dependent(graph)
     names = [value.name for node in graph.nodes for value in node.outputs]
     build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
     build.phase = Phase.BACKWARD
     build.literals = {node.output: node.op.literal for node in graph.nodes if node.op.literal is not None}
-    contributions: dict[Value, list[tuple[Value, Node]]] = {}
+    contributions: Parts = {}
     marked: set[Value] = set()
     renamed: dict[Value, Value] = {}
 
@@ -45,6 +46,7 @@ def differentiate(graph: Graph) -> Graph:
         Those of one stage are added on that stage, so that one cotangent is sent for each value that was sent.
         """
         parts = contributions.pop(value, [])
+        build.at(producer)
         if not parts:
             return None
         by_stage: dict[int | None, list[tuple[Value, Node]]] = {}
@@ -71,14 +73,7 @@ def differentiate(graph: Graph) -> Graph:
         build.at(producers[graph.loss])
         seed = build.apply(Constant(1.0, graph.loss.type.dtype))
         contributions[graph.loss] = [(seed, producers[graph.loss])]
-    for node in reversed(graph.nodes):
-        if not any(value in differentiable for value in node.outputs):
-            continue
-        build.at(node)
-        gradients = node.op.gradients(build, node, [cotangent(value, node) for value in node.outputs])
-        for value, d in zip(node.inputs, gradients, strict=True):
-            if d is not None and value in differentiable:
-                contributions.setdefault(value, []).append((d, node))
+    reverse(build, graph.nodes, contributions, differentiable, cotangent)
 
     trained = [p for p in graph.parameters if p.trained]
     missing = [p for p in trained if not contributions.get(p.value)]
@@ -107,15 +102,6 @@ def differentiate(graph: Graph) -> Graph:
             gradients_out.append(Gradient(parameter.name, d, reader.stage))
     joint = evolve(graph, nodes=graph.nodes + tuple(build.nodes), gradients=tuple(gradients_out))
     return _renamed(_phased(without_dead(joint), marked), renamed)
-
-
-def _differentiable(graph: Graph) -> set[Value]:
-    """Values that need a cotangent: trained parameters, and floats that depend on one."""
-    differentiable = {parameter.value for parameter in graph.parameters if parameter.trained}
-    for node in graph.nodes:
-        if node.op.differentiable and any(value in differentiable for value in node.inputs):
-            differentiable.update(value for value in node.outputs if value.type.is_float)
-    return differentiable
 
 
 def _data_dependent(graph: Graph) -> set[Value]:

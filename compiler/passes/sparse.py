@@ -56,6 +56,8 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
             dense[parameter.name] = "it is not only looked up in, along one axis"
         elif not all(value.type.has(batch) for node in nodes for value in node.inputs):
             dense[parameter.name] = f"rows are looked up that do not depend on `{batch}`"
+        elif not all(update.by_rows(axis) for axis in axes):
+            dense[parameter.name] = "its optimizer tells rows apart along another axis"
         elif update.whole:
             dense[parameter.name] = "its optimizer updates it as a whole"
         elif train.ema is not None:

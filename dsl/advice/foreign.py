@@ -76,8 +76,9 @@ norm: `sqrt(sum(x * x, over = axis))`
 normalize cosine_similarity: `x * rsqrt(sum(x * x, over = axis) + 1e-12)` has length 1
 checkpoint remat: `recompute` is a rule of the layout
 associative_scan selective_scan mamba ssm: `linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]
-grad grads gradient jacobian hessian jvp vjp value_and_grad autograd backward:
-    only the loss is differentiated: write the derivative out: `w * (1 - y * y)` by x, of `y = tanh(x * w)`
+grads gradient vjp value_and_grad autograd backward:
+    `grad(y, x)` by `x` of the sum of all elements of `y`, as a tensor with the axes of `x`
+jacobian hessian jvp: `grad(y * v, x)` is the Jacobian transposed times v; of a `grad` again, the Hessian times v
 fft rfft:
     `dot(x, cos(angle), over = seq)` and `-dot(x, sin(angle), over = seq)` are its parts, with `let angle = 6.2831853 /
     size(seq) * expand(cast(iota(seq), f32), waves) * cast(iota(waves), f32)`, `axis waves = seq`

@@ -192,6 +192,13 @@ def _stop_gradient(use: Use) -> Typed:
     return use["x"].type, {}
 
 
+@function("grad", slots=["y", "x"])
+def _grad(use: Use) -> Typed:
+    use.floating("y")
+    use.floating("x")
+    return use["x"].type, {}
+
+
 @function("dropout", slots=["x", Slot("rate", NUMBER)])
 def _dropout(use: Use) -> Typed:
     use.floating("x")

@@ -91,7 +91,8 @@ class Walk:
         def add(made: Sequence[Named]) -> None:
             """More values, each with its axes in the order of its type."""
             for value in made:
-                values.append(value.ordered(body.types[len(values)].names))
+                ordered = value.ordered(body.types[len(values)].names)
+                values.append(evolve(ordered, data=_source(ordered.data)))
 
         add(given)
         for step in body.steps:
@@ -341,6 +342,10 @@ class Walk:
     def _stop_gradient(self, step, path, o, x: Named) -> Named:
         return evolve(x, data=x.data.detach())
 
+    def _grad(self, step, path, o, y: Named, x: Named) -> Named:
+        (gradient,) = torch.autograd.grad(y.data.sum(), x.data, create_graph=True)
+        return Named(gradient, x.axes)
+
     def _dot(self, step, path, o, a: Named, b: Named) -> Named:
         return named.einsum(a, b, o["over"])
 
@@ -503,6 +508,11 @@ class Walk:
 def looked_up(table: Named, ids: Named, along: str) -> frozenset[str]:
     """The axes of a parameter that tell its rows apart: those of the ids too, if it is a stack of tables."""
     return frozenset().union(*(table.origins[name] for name in table.axes if name == along or name in ids.axes))
+
+
+def _source(data: Tensor) -> Tensor:
+    """A tensor by which `grad` may differentiate."""
+    return data if data.requires_grad or not data.is_floating_point() else data.detach().requires_grad_()
 
 
 def _own(type: spec.Type) -> Mapping[str, frozenset[str]]:

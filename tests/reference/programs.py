@@ -576,6 +576,30 @@ class Maker:
                 arguments.append(f"eps = {self.one(('0.1', '1e-2', '1e-3'))}")
         return self._made(f"{function}({', '.join(arguments)})", x.axes, *parts)
 
+    def _grad(self, depth: int) -> Expression | None:
+        """The gradient by a name of what is computed from it here: nothing before it has to have a second derivative."""
+        x = self.named(where=lambda e: bool(e.axes) and ("batch" in e.axes or not self.cutting))
+        if x is None:
+            return None
+        y = x
+        for _ in range(self.random.randint(1, 4)):
+            kind = self.random.randrange(6)
+            over = frozenset(self.some(y.axes - {"batch"} if self.cutting else y.axes, 1, 2))
+            if kind == 0 and over:
+                y = evolve(y, text=f"{self.one(('softmax', 'layer_norm', 'rms_norm'))}({y}, over = {self.listed(over)})")
+            elif kind == 1 and over:
+                y = self.reduction(self.one(("sum", "mean", "max")), y, over)
+            elif kind == 2:
+                w = self.parameter(frozenset(self.some(y.axes - {"batch"})))
+                y = self._made(f"({y} * {w})", y.axes, y, w)
+            elif kind == 3 and over and "batch" not in over:
+                new = self.some(self.others(y.axes), 0, 1)
+                w = self.parameter(frozenset([*over, *new]))
+                y = self._made(f"dot({y}, {w}, over = {self.listed(over)})", (y.axes - over).union(new), y, w)
+            else:
+                y = evolve(y, text=self.one([text for name, text in UNARY.items() if name != "stop_gradient"]).format(y))
+        return evolve(y, text=f"grad({y}, {x})", axes=x.axes) if self.fits(y.axes) else None
+
     def _dropout(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         return evolve(x, text=f"dropout({x}, {self.one(('0.25', 'rate = 0.5', '0', '10%'))})")
@@ -1515,5 +1539,5 @@ KINDS = (
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
-    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load"),
+    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load", "grad", "grad"),
 )

@@ -107,10 +107,9 @@ class Training:
             every = self.train.eval
             if every is not None and (number % every.arguments["interval"] == 0 or number == self.train.steps):
                 self.evaluate(number)
-        with torch.no_grad():
-            walk = Walk(self.model, self.batch(1), self.parameters, self.train.seed, 0, training=False)
-            compared = self.model.outputs and not self.model.operations
-            self.outputs = walk.outputs() if compared else {}
+        walk = Walk(self.model, self.batch(1), self.parameters, self.train.seed, 0, training=False)
+        compared = self.model.outputs and not self.model.operations
+        self.outputs = walk.outputs() if compared else {}
         return self
 
     # ------------------------------------------------------------ steps
@@ -208,10 +207,9 @@ class Training:
         """Loss and metrics of a batch, with the random numbers of a step, where some axes have other sizes."""
         assert self.train.eval is not None
         parameters = {**self.parameters, **(self.means if self.train.eval.arguments["weights"] == "ema" else {})}
-        with torch.no_grad():
-            walk = Walk(self.model, batch, parameters, self.train.seed, step, training=False, sizes=sizes)
-            loss, metrics = walk.run()
-        return float(loss), {name: float(metric) for name, metric in metrics.items()}
+        walk = Walk(self.model, batch, parameters, self.train.seed, step, training=False, sizes=sizes)
+        loss, metrics = walk.run()
+        return float(loss.detach()), {name: float(metric) for name, metric in metrics.items()}
 
     # ------------------------------------------------------------ data
 
