@@ -21,7 +21,7 @@ def reverse(
     """Append the derivatives of nodes, from the last to the first. `cotangent` makes one of a value of its parts, and
     is given the node that computed the value; what this node gives its operands is added to their parts.
 
-    Raises Refused (E0230) where an operation has no derivative.
+    Raises Refused (E0423) where an operation has no derivative.
     """
     for node in reversed(nodes):
         if node.op.differentiable and any(value in differentiable for value in node.inputs):
@@ -35,7 +35,7 @@ def cotangents(
     build: Builder, nodes: Sequence[Node], seeds: Mapping[Value, Value], of: Iterable[Value]
 ) -> list[Value | None]:
     """The cotangents of values `of` which others were computed by nodes, from those of the others; None if no gradient
-    flows there. Raises Refused (E0230) as `reverse` does.
+    flows there. Raises Refused (E0423) as `reverse` does.
     """
     parts: Parts = {value: [(seed, nodes[-1])] for value, seed in seeds.items()}
     known: dict[Value, Value] = {}
@@ -54,8 +54,8 @@ def cotangents(
 
 
 def dependent(nodes: Iterable[Node], on: Iterable[Value]) -> set[Value]:
-    """Values, and the floats to which a gradient of theirs flows."""
-    values = set(on)
+    """The floats among values, and those from which a gradient flows back to them."""
+    values = {value for value in on if value.type.is_float}
     for node in nodes:
         if node.op.differentiable and any(value in values for value in node.inputs):
             values.update(value for value in node.outputs if value.type.is_float)

@@ -484,14 +484,15 @@ class Op:
         one.
         """
         first, *others = d
-        assert not any(others), node
+        if any(others):
+            raise self.no_gradient(node)
         return (None,) * len(node.inputs) if first is None else self.gradient(build, node, first)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
 
         `d` is the cotangent of the first result. Further results serve only the operation's own gradient. Raises
-        Refused (E0230) if there is none.
+        Refused (E0423) if there is none.
         """
         raise self.no_gradient(node)
 
@@ -500,7 +501,7 @@ class Op:
         name = self.label.removesuffix("_gradient")
         message = f"`{name}` has no second derivative, and the gradient through it is differentiated again"
         help = f"`stop_gradient` of this gradient, or simpler operations than `{name}`"
-        return refuse("E0230", message, node.span, help=help)
+        return refuse("E0423", message, node.span, help=help)
 
     def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
         """What an operation that makes gradients computes, in operations that have gradients: its own follow. None for

@@ -204,7 +204,7 @@ class Scan(Op):
 
     def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
         """A scan in the other direction. Only the stacked states of the scans of the language have cotangents. Raises
-        Refused (E0230) for those that make gradients.
+        Refused (E0423) for those that make gradients.
         """
         if not self.initial:
             raise self.no_gradient(node)

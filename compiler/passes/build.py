@@ -20,7 +20,7 @@ from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
 from partita.compiler.passes.loops import Loop
 from partita.compiler.passes.readers import Readers
-from partita.compiler.reverse import cotangents
+from partita.compiler.reverse import cotangents, dependent
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import FLOATS, INTEGERS, Type
@@ -245,7 +245,7 @@ class _Builder(Builder):
 
     def derivative(self, step: spec.Apply, values: Sequence[Value], steps: Sequence[spec.Step]) -> Value:
         """The gradient of the sum of a value's elements by another that it was computed from; at once by all values by
-        which these `steps` ask for it. Raises Refused (E0230) if none flows there.
+        which these `steps` ask for it. Raises Refused (E0423) if none flows there.
         """
         y, x = (self.operand(each, values, accumulation(self.precision)) for each in step.operands)
         if (y, x) not in self.cotangents:
@@ -260,7 +260,9 @@ class _Builder(Builder):
             asked_for = f" in `{step.span.text}`" if step.span else ""
             message = f"no gradient flows from the first value to the second{asked_for}"
             help = "the first must be computed from the second, in the same `scan` and without `stop_gradient` between"
-            raise refuse("E0230", message, step.span, help=help)
+            if x in dependent(self.nodes, [y]):
+                help = "arguments swapped? `grad(y, x)` is the gradient of the first by the second"
+            raise refuse("E0423", message, step.span, help=help)
         return cast(self, arranged(self, result, x.type.names), x.type.dtype)
 
     def custom(self, steps: Sequence[spec.Step], scope: str, values: Sequence[Value]) -> tuple[Value, ...]:

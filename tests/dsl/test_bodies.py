@@ -218,6 +218,7 @@ CASES = [
         {"over": "embed", "weights": True, "ignore": -1},
     ),
     ("mse(x, x)", "f32", {}),
+    ("grad(x * x, x)", "f32 batch embed", {}),
     ("binary_cross_entropy(x, x)", "f32", {}),
     ("linear_scan(0.5, s, over = seq)", "f32 seq embed", {"over": "seq", "backward": False}),
     ("linear_scan(s, 1, over = seq, backward = true)", "f32 seq embed", {"over": "seq", "backward": True}),

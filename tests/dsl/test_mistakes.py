@@ -565,7 +565,7 @@ CALLS = (
 )
 # In either order they type-check, or say something else.
 SYMMETRIC = {*OPERATORS.values(), "maximum", "minimum", "power", "dot", "attend", "binary_cross_entropy", "mse"}
-SYMMETRIC |= {"linear_scan", "top_k"}
+SYMMETRIC |= {"grad", "linear_scan", "top_k"}
 
 
 def test_every_function_of_two_arguments_is_swapped_below():

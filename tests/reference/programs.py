@@ -577,7 +577,7 @@ class Maker:
         return self._made(f"{function}({', '.join(arguments)})", x.axes, *parts)
 
     def _grad(self, depth: int) -> Expression | None:
-        """The gradient by a name of what is computed from it here: nothing before it has to have a second derivative."""
+        """The gradient by a name of what is made of it here: nothing before it has to have a second derivative."""
         x = self.named(where=lambda e: bool(e.axes) and ("batch" in e.axes or not self.cutting))
         if x is None:
             return None
@@ -586,7 +586,9 @@ class Maker:
             kind = self.random.randrange(6)
             over = frozenset(self.some(y.axes - {"batch"} if self.cutting else y.axes, 1, 2))
             if kind == 0 and over:
-                y = evolve(y, text=f"{self.one(('softmax', 'layer_norm', 'rms_norm'))}({y}, over = {self.listed(over)})")
+                y = evolve(
+                    y, text=f"{self.one(('softmax', 'layer_norm', 'rms_norm'))}({y}, over = {self.listed(over)})"
+                )
             elif kind == 1 and over:
                 y = self.reduction(self.one(("sum", "mean", "max")), y, over)
             elif kind == 2:
@@ -597,7 +599,9 @@ class Maker:
                 w = self.parameter(frozenset([*over, *new]))
                 y = self._made(f"dot({y}, {w}, over = {self.listed(over)})", (y.axes - over).union(new), y, w)
             else:
-                y = evolve(y, text=self.one([text for name, text in UNARY.items() if name != "stop_gradient"]).format(y))
+                y = evolve(
+                    y, text=self.one([text for name, text in UNARY.items() if name != "stop_gradient"]).format(y)
+                )
         return evolve(y, text=f"grad({y}, {x})", axes=x.axes) if self.fits(y.axes) else None
 
     def _dropout(self, depth: int) -> Expression | None:
