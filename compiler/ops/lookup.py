@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.layout import SUM
+from partita.compiler.layout import MAX, SUM
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, aligned_rules, op, permuted
+from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.shape import arranged
 from partita.compiler.ops.sparse import exchanged
@@ -185,6 +186,10 @@ class ScatterAdd(Positioned):
         """For the device of the zeros."""
         return True
 
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The first operand; it indexes `over`."""
+        return 0, Type("i64", self.table).axis(self.over)
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The table's axes."""
         result = Type(types[1].dtype, self.table)
@@ -222,7 +227,7 @@ class ScatterAdd(Positioned):
         """Adds into zeros."""
         (table,) = results
         zeros = f"torch.zeros({table.shape}, dtype={TORCH_DTYPES[table.dtype]}, device=c.device)"
-        return self._added(zeros, table, arguments)
+        return self._put("add_rows", zeros, table, arguments)
 
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
         """Any dtype and order of axes."""
@@ -237,14 +242,58 @@ class ScatterAdd(Positioned):
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """Adds into the accumulator."""
-        return self._added(target.text, target.type, arguments)
+        return self._put("add_rows", target.text, target.type, arguments)
 
-    def _added(self, target: str, table: Type, arguments: Sequence[Argument]) -> str:
+    def _put(self, kernel: str, target: str, table: Type, arguments: Sequence[Argument]) -> str:
         ids, d = arguments
         shared, own, rest = _split(ids.type, table, self.over)
         rows = permuted(target, table.names, [*shared, self.over, *rest])
         index = permuted(ids.text, ids.type.names, [*shared, *own])
         values = permuted(d.text, d.type.names, [*shared, *own, *rest])
         start = start_argument(table.axis(self.over), self.shards, self.guarded)
-        text = f"kernels.add_rows({rows}, {index}, {values}, {len(shared)}{start})"
+        text = f"kernels.{kernel}({rows}, {index}, {values}, {len(shared)}{start})"
         return permuted(text, [*shared, self.over, *rest], table.names)
+
+
+@op("scatter_max")
+class ScatterMax(ScatterAdd):
+    """The largest of the rows at each index of a table, −inf where there is none; otherwise as `scatter_add`."""
+
+    adds_rows = None
+    differentiable = True
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Those of `scatter_add`, with partial maxima in place of partial sums."""
+        return tuple(
+            ShardingRule(
+                *(tuple(MAX if state == SUM else state for state in states) for states in (each.operands, each.results))
+            )
+            for each in super().sharding_rules(operands, results)
+        )
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """To the largest rows; several that are equal share it."""
+        ids, rows = node.inputs
+
+        def at_rows(table: Value) -> Value:
+            return arranged(build, build.apply(Gather(self.over, self.guarded), ids, table), rows.type.names)
+
+        hit = cast(build, pointwise(build, "equal", rows, at_rows(node.output)), d.type.dtype)
+        count = build.apply(ScatterAdd(self.over, self.table, self.guarded), ids, hit)
+        share = pointwise(build, "divide", d, pointwise(build, "maximum", count, constant(build, 1.0, count)))
+        return None, pointwise(build, "multiply", hit, at_rows(share))
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The places of the rows, and those without rows of other shards."""
+        ids, rows = operands
+        return PLACE * (ids.elements + rows.elements) + rows.bytes
+
+    def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
+        """No."""
+        return False
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        (table,) = results
+        fill = f"torch.full({table.shape}, -torch.inf, dtype={TORCH_DTYPES[table.dtype]}, device=c.device)"
+        return self._put("max_rows", fill, table, arguments)

@@ -7,6 +7,7 @@ reductions, norms, softmax and losses compute in at least f32.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from attrs import evolve, frozen
@@ -17,7 +18,7 @@ from partita.compiler.ops.convolution import Conv
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import TopK
 from partita.compiler.ops.linear_scan import LinearScan
-from partita.compiler.ops.lookup import Gather, OneHot
+from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd, ScatterMax
 from partita.compiler.ops.loss import KnownTargets, NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
@@ -113,6 +114,38 @@ def _gather(site: Site) -> Value:
     # What shards of `along` contribute is added up, which takes numbers.
     gathered = build.apply(Gather(site.options["along"]), ids, cast(build, x, "i32"))
     return cast(build, gathered, "bool", site.name)
+
+
+@lowering("sum_by")
+def _sum_by(site: Site) -> Value:
+    (x, ids), dtype = site.operands, site.type.dtype
+    return cast(site.build, _added_by(site, cast(site.build, x, accumulation(dtype)), ids), dtype, site.name)
+
+
+def _added_by(site: Site, x: Value, ids: Value) -> Value:
+    """What has an id, added up where the id points."""
+    table = tuple(axis for axis in site.type.axes if x.type.has(axis.name) or axis.name == site.options["into"])
+    return site.build.apply(ScatterAdd(site.options["into"], table), ids, x)
+
+
+@lowering("mean_by")
+def _mean_by(site: Site) -> Value:
+    build, (x, ids) = site.build, site.operands
+    dtype = accumulation(x.type.dtype)
+    one = constant(build, 1.0, x.type.with_dtype(dtype))
+    count = _added_by(site, build.apply(Expand(ids.type.axes), one), ids)
+    count = pointwise(build, "maximum", count, constant(build, 1.0, count))
+    mean = pointwise(build, "divide", _added_by(site, cast(build, x, dtype), ids), count)
+    return cast(build, mean, x.type.dtype, site.name)
+
+
+@lowering("max_by")
+def _max_by(site: Site) -> Value:
+    """Zero where no element is."""
+    build, (x, ids) = site.build, site.operands
+    peak = build.apply(ScatterMax(site.options["into"], site.type.axes), ids, x)
+    empty = pointwise(build, "equal", peak, constant(build, -inf, peak))
+    return pointwise(build, "where", empty, constant(build, 0.0, peak), peak, name=site.name)
 
 
 @lowering("one_hot")

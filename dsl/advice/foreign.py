@@ -40,8 +40,10 @@ sort argsort: `top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, 
 flip reverse: `gather(x, size(axis) - 1 - iota(ranks), along = axis)`, with an axis `ranks` of the same size
 roll: `concat(slice(x, axis -> rest, start = …), slice(x, axis -> part), [rest, part] -> axis)`
 pad: `concat(x, zeros([…]), [axis, more] -> longer)`; `conv` and `patches` have `padding`
-scatter scatter_add index_add segment_sum scatter_sum:
-    `dot(one_hot(ids, axis), x, over = …)` adds up at each position of `axis` what has its id
+scatter scatter_add index_add segment_sum scatter_sum bincount: `sum_by(x, ids, edges -> nodes)`
+scatter_mean segment_mean: `mean_by(x, ids, edges -> nodes)`
+scatter_max scatter_reduce segment_max: `max_by(x, ids, edges -> nodes)`
+scatter_softmax segment_softmax edge_softmax: `softmax_by(x, ids, edges -> nodes)`
 logical_xor xor: `a != b`, of booleans
 cat concatenate hstack vstack: `concat(x, y, [first, second] -> both)`
 stack: `concat(expand(x, one), expand(y, one), [one, one] -> two)`, with `axis one = 1, two = 2`

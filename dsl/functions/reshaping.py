@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from math import prod
 
-from partita.dsl.functions.signatures import AXES, NUMBER, TENSORS, Arrow, Slot, Typed, Use, function, names
+from partita.dsl.functions.signatures import (
+    AXES,
+    NUMBER,
+    TENSORS,
+    Arrow,
+    Decomposition,
+    PrimitiveCall,
+    PrimitiveResult,
+    Slot,
+    Typed,
+    Use,
+    function,
+    names,
+)
 from partita.dsl.types import Axis, Type
 
 # An example of each function that needs an arrow.
@@ -17,6 +30,10 @@ EXAMPLES = {
     "merge": "merge(x, [heads, key] -> embed)",
     "concat": "concat(a, b, [left, right] -> both)",
     "slice": "slice(x, seq -> half, start = 0)",
+    "sum_by": "sum_by(x, ids, edges -> nodes)",
+    "mean_by": "mean_by(x, ids, edges -> nodes)",
+    "max_by": "max_by(x, ids, edges -> nodes)",
+    "softmax_by": "softmax_by(x, ids, edges -> nodes)",
 }
 
 
@@ -167,3 +184,56 @@ def _slice(use: Use) -> Typed:
         raise use.refuse("E0215", message, "start", also=(axis, into))
     type = _replaced(use, use["x"].type, (axis.name,), (into,))
     return type, {"axis": axis.name, "into": into.name, "start": int(start)}
+
+
+# ---------------------------------------------------------------- by ids
+
+
+def _grouped(use: Use) -> tuple[tuple[Axis, ...], Axis]:
+    """The axes of elements, each of which has an id, and the axis of which the ids are positions."""
+    (arrow,) = use.arrows
+    if not arrow.left or len(arrow.right) != 1:
+        message = f"`{use.function}` takes the axes that have ids, and the one axis that the ids index"
+        raise use.refuse("E0223", message, "->", f"`{EXAMPLES[use.function]}`")
+    use.integers("ids")
+    use.has("x", arrow.left, "->")
+    use.has("ids", arrow.left, "->")
+    use.within("ids", use["x"].type.names, f"the axes of `{use['x'].text}`")
+    (group,) = arrow.right
+    if use["x"].type.has(group.name):
+        message = f"`{use['x'].text}` must not have the axis `{group.name}` that the ids index"
+        raise use.refuse("E0204", message, "x")
+    return arrow.left, group
+
+
+@function("sum_by", "mean_by", "max_by", slots=["x", "ids"], arrows=(1, 1))
+def _by(use: Use) -> Typed:
+    left, group = _grouped(use)
+    if use.function != "sum_by" or use["x"].type.dtype == "bool":
+        use.floating("x")
+    return _replaced(use, use["x"].type, names(left), (group,)), {"along": names(left), "into": group.name}
+
+
+@function("softmax_by", slots=["x", "ids"], arrows=(1, 1))
+def _softmax_by(use: Use) -> Decomposition:
+    left, group = _grouped(use)
+    use.floating("x")
+    x, ids = use["x"], use["ids"]
+    by = {"along": names(left), "into": group.name}
+    grouped = _replaced(use, x.type, names(left), (group,))
+    rest = tuple(axis for axis in x.type.axes if not ids.type.has(axis.name))
+    looked_up = Type(x.type.dtype, (*ids.type.axes, *rest))
+    along = {"along": group.name}
+    return Decomposition(
+        (
+            PrimitiveCall("stop_gradient", (x.value,), x.type, {}),
+            PrimitiveCall("max_by", (PrimitiveResult(0), ids.value), grouped, by),
+            PrimitiveCall("gather", (PrimitiveResult(1), ids.value), looked_up, along),
+            PrimitiveCall("subtract", (x.value, PrimitiveResult(2)), x.type, {}),
+            PrimitiveCall("exp", (PrimitiveResult(3),), x.type, {}),
+            PrimitiveCall("sum_by", (PrimitiveResult(4), ids.value), grouped, by),
+            PrimitiveCall("gather", (PrimitiveResult(5), ids.value), looked_up, along),
+            PrimitiveCall("divide", (PrimitiveResult(4), PrimitiveResult(6)), x.type, {}),
+        ),
+        (7,),
+    )

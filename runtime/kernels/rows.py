@@ -234,6 +234,21 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
     return table.index_add_(0, ids.reshape(-1), values.reshape(-1, table.shape[1]))
 
 
+@kernel
+def max_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int | None = None) -> Tensor:
+    """As `add_rows`, but the largest of what goes to a place, and of what is there."""
+    if start is not None:
+        ids, outside = _local(ids, start, table.shape[shared])
+        values = values.masked_fill(_over_rows(outside, values), -torch.inf)
+    index, first = ids.long(), table.shape[:shared]
+    for position, own in enumerate(_batch_index(ids, shared)):
+        index = index + own * (first[position + 1 :].numel() * table.shape[shared])
+    rest = table.shape[shared + 1 :].numel()
+    flat = table.reshape(-1, rest)
+    places = index.reshape(-1, 1).expand(-1, rest)
+    return flat.scatter_reduce(0, places, values.reshape(-1, rest), "amax").view(table.shape)
+
+
 def _rows(table: Tensor, ids: Tensor, shared: int) -> Tensor:
     if shared and _of_numbers(table, ids, shared):
         return table.gather(-1, ids.long())

@@ -195,7 +195,7 @@ def test_the_axes_of_a_mesh_are_listed_and_nothing_else() -> None:
         ("let y = argmax(x)", "`arg_max(x, over = axis)`"),
         ("let y = cumprod(x)", "`exp(cumsum(log(x), over = axis))`"),
         ("let y = pad(x)", "`concat(x, zeros([…]), [axis, more] -> longer)`"),
-        ("let y = scatter_add(x, ids)", "`dot(one_hot(ids, axis), x, over = …)`"),
+        ("let y = scatter_add(x, ids)", "`sum_by(x, ids, edges -> nodes)`"),
         ("let y = GRU(x)", "`scan seq { … }`"),
         ("let y = matmul(x, w)", "a product is `dot(a, b, over = axis)`"),
         ("let y = Linear(x)", "a product is `dot(a, b, over = axis)`"),

@@ -561,6 +561,10 @@ CALLS = (
     "rope(x, seq, pairs = embed)",
     "dropped(e, seq, into = [experts, slots])",
     "load(e, seq, into = experts)",
+    "sum_by(x, ids, seq -> vocab)",
+    "mean_by(x, ids, seq -> vocab)",
+    "max_by(x, ids, seq -> vocab)",
+    "softmax_by(x, ids, seq -> vocab)",
     "joined(x, ids)",
 )
 # In either order they type-check, or say something else.

@@ -400,6 +400,25 @@ class Walk:
     def _gather(self, step, path, o, x: Named, ids: Named) -> Named:
         return named.picked(x, ids, o["along"])
 
+    def _sum_by(self, step, path, o, x: Named, ids: Named) -> Named:
+        return named.total(self._there(step, o, x, ids, 0), o["along"])
+
+    def _mean_by(self, step, path, o, x: Named, ids: Named) -> Named:
+        ones = evolve(ids, data=torch.ones_like(ids.data, dtype=torch.float64))
+        count = named.total(self._there(step, o, ones, ids, 0), o["along"])
+        summed = named.total(self._there(step, o, x, ids, 0), o["along"])
+        return named.elementwise(lambda a, b: a / b.clamp(min=1), summed, count)
+
+    def _max_by(self, step, path, o, x: Named, ids: Named) -> Named:
+        peak = named.greatest(self._there(step, o, x, ids, -inf), o["along"])
+        return evolve(peak, data=torch.where(peak.data == -inf, 0.0, peak.data))
+
+    def _there(self, step, o, x: Named, ids: Named, other: float) -> Named:
+        """x where the id is the position of a new axis, and a number elsewhere."""
+        size = self.shape(step.type)[step.type.names.index(o["into"])]
+        hot = named.one_hot(ids, o["into"], size)
+        return named.elementwise(lambda a, b: torch.where(b != 0, a, other), x, hot)
+
     def _one_hot(self, step, path, o, ids: Named) -> Named:
         return named.one_hot(ids, o["axis"], self.shape(step.type)[-1])
 

@@ -717,6 +717,18 @@ class Maker:
         x = self.integer(depth)
         return None if over in x.axes else evolve(x, text=f"minimum(maximum({x}, 0), size({over}) - 1)")
 
+    def _by(self, depth: int) -> Expression | None:
+        """What elements with one id have together."""
+        x = self.expression(depth)
+        into = self.some(self.others(x.axes), 1, 1)
+        ids = self.ids(into[0], depth) if into else None
+        along = self.some(ids.axes - {"batch"}, 1, 2) if ids is not None else []
+        if ids is None or not along or not ids.axes <= x.axes:
+            return None
+        function = self.one(("sum_by", "sum_by", "mean_by", "max_by", "softmax_by"))
+        axes = x.axes if function == "softmax_by" else (x.axes - set(along)) | {into[0]}
+        return self._made(f"{function}({x}, {ids}, {self.listed(along)} -> {into[0]})", axes, x, ids)
+
     def _gather(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         along = self.some(self.reducible(x), 1, 1)
@@ -1543,5 +1555,5 @@ KINDS = (
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
-    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load", "grad", "grad"),
+    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load", "grad", "grad", "by", "by"),
 )
