@@ -154,7 +154,8 @@ class Parameter(Shortened):
     stages that keep it even if no operation of a microbatch reads it there: those that compute updates of buffers from
     it, and those where another program of the run reads it. A buffer that `is_state` holds what a program that goes
     through a sequence part by part keeps of earlier parts (`partita.compiler.passes.decode`). A `part` of a parameter
-    is one of its own; `initial` and `fans` are those of the whole.
+    is one of its own; `initial` and `fans` are those of the whole. `loss` is the metric whose gradient it has, in place
+    of the loss's.
     """
 
     value: Value
@@ -168,6 +169,7 @@ class Parameter(Shortened):
     frozen: bool = False
     part: Part | None = None
     is_state: bool = False
+    loss: str | None = None
 
     @property
     def name(self) -> str:

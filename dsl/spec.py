@@ -281,7 +281,7 @@ class Model:
 
     `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`: the
     body, and what is computed for them alone. `operations` are the file's own that it uses, `formulas` those of the
-    axes that the file computes from others.
+    axes that the file computes from others. `losses` are those with names, which are metrics and add up to the loss.
     """
 
     name: str
@@ -295,6 +295,7 @@ class Model:
     answering: Body = field(default=Factory(lambda self: self.body, takes_self=True))
     operations: Mapping[str, Operation] = field(factory=dict)
     formulas: Mapping[str, Size | Formula] = field(factory=dict)
+    losses: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return outline("Model", self.name, (count(len(self.body.inputs), "input"), count(self.nodes, "step")))
@@ -537,7 +538,8 @@ class Schedule(Shortened):
 
 @frozen(repr=False)
 class OptimizerRule(Shortened):
-    """`update targets -> call`, or `freeze targets` if there is no call. `index` numbers the rules that update.
+    """`update targets -> call`, or `freeze targets` if there is no call. `index` numbers the rules that update. With a
+    `loss`, by the gradient of that one alone.
 
     A target is a path; the paths `("all",)`, `("matrices",)`, `("vectors",)` and `("embeddings",)` are keywords.
     """
@@ -547,6 +549,7 @@ class OptimizerRule(Shortened):
     index: int = 0
     span: Span | None = field(default=None, eq=False)
     target_spans: tuple[Span | None, ...] = field(default=(), eq=False)
+    loss: str | None = None
 
     def __str__(self) -> str:
         """The rule without the optimizer's arguments."""

@@ -66,6 +66,13 @@ class Context:
     streams: Streams = field(factory=HostStreams)
     arriving: dict[int, Handle] = field(factory=dict)
 
+    def updates(self, every: int, first: int) -> int:
+        """How many times what is done in one of `every` updates, from the `first` on, is done, this time included; 0 if
+        not this time.
+        """
+        times, left = divmod(self.update - first, every)
+        return 0 if left or times < 0 else times + 1
+
     def of_slices(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor that the slices of the microbatch share, zero before the first of them."""
         tensor = self.shared.get(key)

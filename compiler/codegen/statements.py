@@ -76,6 +76,9 @@ class Compute(Operation):
             other = names.texts[self.plus]
             into = op.emit_into(other, arguments, types) if self.ends else None
             text = into or op.emit_sum(other, arguments, types)
+        if op.condition:
+            kept = ", ".join(names.texts[value].text for value in op.in_place(self.node.inputs))
+            text = f"{text} if {op.condition} else {f'({kept})' if len(types) > 1 else kept}"
         return f"{names.bound(self.results)}{text}{place(self.node.span)}"
 
 
@@ -93,9 +96,11 @@ class Each(Statement):
     def text(self, names: Names) -> str:
         """`kernels.adamw_of_each([m[0], m[1]], [t[1], t[0]], …)`."""
         updates, factor = self.call.updates, self.call.factor
-        return updates[0].op.emit_each(
+        first = updates[0].op
+        text = first.emit_each(
             [names.arguments(node) for node in updates], None if factor is None else names.texts[factor]
         )
+        return f"if {first.condition}: {text}" if first.condition else text
 
 
 @frozen(eq=False)

@@ -226,6 +226,11 @@ class Op:
         return "draws random numbers" if self.random or self.draws else ""
 
     @property
+    def condition(self) -> str:
+        """The source of a number that is zero in steps in which it leaves its tensors as they are; empty if in none."""
+        return ""
+
+    @property
     def unfused(self) -> tuple[str, ...]:
         """Its options that no fused kernel has, so that it materializes what that would not."""
         return ()

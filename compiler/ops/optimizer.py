@@ -7,7 +7,7 @@ and the number of the update (`c.update`, from 1) are known on the host.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import field, frozen
 
@@ -129,13 +129,16 @@ class Update(Op):
     """Base of the optimizers. Operands: parameter, gradient, a tensor for each name in `states`, and the `operands`.
 
     `rate` is which of the step's learning rates it takes. A `lazy` one is of a table of which it touches only the rows
-    that a step looks up (`partita.compiler.ops.sparse`). An update works on a rank's shards in place. What it needs of
-    a whole tensor (a mean over a split axis, an orthogonal matrix) is computed before it, by ordinary operations that
-    are resharded like all others.
+    that a step looks up (`partita.compiler.ops.sparse`). It is made in one of `every` updates of the run, from the
+    `first` on; in the others nothing changes. An update works on a rank's shards in place. What it needs of a whole
+    tensor (a mean over a split axis, an orthogonal matrix) is computed before it, by ordinary operations that are
+    resharded like all others.
     """
 
     rate: int = field(default=0, kw_only=True)
     lazy: bool = field(default=False, kw_only=True)
+    every: int = field(default=1, kw_only=True)
+    first: int = field(default=1, kw_only=True)
     states: ClassVar[tuple[str, ...]]
     whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
     # Whether it updates each element by itself, with states for each, so that a parameter may be flat; what else it
@@ -154,6 +157,21 @@ class Update(Op):
     def learning_rate(self) -> str:
         """The source of its learning rate."""
         return f"c.rates[{self.rate}]"
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """What every update has from its rule."""
+        return {"rate": self.rate, "lazy": self.lazy, "every": self.every, "first": self.first}
+
+    @property
+    def condition(self) -> str:
+        """`c.updates(…)`, unless it is made in every update."""
+        return f"c.updates({self.every}, {self.first})" if self.every > 1 or self.first > 1 else ""
+
+    @property
+    def number(self) -> str:
+        """The source of how many times it is made, this time included."""
+        return self.condition or "c.update"
 
     def by_rows(self, axis: str) -> bool:
         """Whether it can update some positions of an axis without the others."""

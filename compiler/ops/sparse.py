@@ -419,14 +419,14 @@ class UpdateRows(Update):
     @classmethod
     def of(cls, update: Update, over: str) -> UpdateRows:
         """That of an update of all rows."""
-        names = [each.name for each in attributes(type(update)) if each.name not in ("rate", "lazy")]
+        names = [each.name for each in attributes(type(update)) if each.name not in update.rule]
         settings = tuple((name, getattr(update, name)) for name in names)
-        return cls(update.name, settings, over, rate=update.rate, lazy=update.lazy)  # type: ignore[call-arg]
+        return cls(update.name, settings, over, **update.rule)
 
     @property
     def update(self) -> Update:
         """The update as of all rows."""
-        return cast("Update", make(self.optimizer, **dict(self.settings), rate=self.rate, lazy=self.lazy))
+        return cast("Update", make(self.optimizer, **dict(self.settings), **self.rule))
 
     @property
     def table(self) -> str | None:

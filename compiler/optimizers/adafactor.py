@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @op("running_mean")
 class RunningMean(Op):
-    """The mean over the updates so far, `old`, moved towards `total / count` by update^-decay_rate of the distance."""
+    """The mean over the updates so far, `old`, moved towards `total / count` by number^-decay_rate of the distance."""
 
     count: int
     decay_rate: float
+    number: str = "c.update"
     fusible = False
 
     @property
@@ -53,7 +54,7 @@ class RunningMean(Op):
         """`lerp`."""
         old, total = arguments
         other = broadcast(total, old.type.names)
-        return f"{old.text}.lerp({other} / {self.count}, c.update ** -{self.decay_rate})"
+        return f"{old.text}.lerp({other} / {self.count}, ({self.number} or 1) ** -{self.decay_rate})"
 
 
 @op("inverse_root")
@@ -173,7 +174,7 @@ class Adafactor(Update):
         for state, summed in zip(states, over, strict=True):
             total = build.apply(Reduce("sum", summed, dtype), squares) if summed else squares
             count = parameter.elements // max(1, parameter.without(summed).elements)
-            means.append(build.apply(RunningMean(count, self.decay_rate), state, total))
+            means.append(build.apply(RunningMean(count, self.decay_rate, self.number), state, total))
         if self.inner:
             rows = parameter.without(parameter.without(self.inner).names).elements
             total = build.apply(Reduce("sum", self.inner, dtype), means[0])
@@ -194,7 +195,7 @@ class Adafactor(Update):
         states, means = (f"({', '.join(each)},)" for each in (old, new))
         constants = f"{self.count}, {self.eps_scale}, {self.clip_threshold}, {self.decay}"
         texts = f"{parameter}, {gradient}, {states}, {means}, {inverse}, {squares}, {size}"
-        return f"kernels.adafactor({texts}, {self.learning_rate}, c.update, {constants})"
+        return f"kernels.adafactor({texts}, {self.learning_rate}, {self.number}, {constants})"
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The product of gradient and inverse root."""

@@ -46,7 +46,7 @@ class AdamW(Update):
 
     @property
     def _numbers(self) -> str:
-        return f"{self.learning_rate}, c.update, {self.beta1}, {self.beta2}, {self.eps}, {self.decay}"
+        return f"{self.learning_rate}, {self.number}, {self.beta1}, {self.beta2}, {self.eps}, {self.decay}"
 
 
 # What AdamW is told, whatever form its states have.

@@ -91,7 +91,7 @@ class AdamW8bit(Update):
         """A kernel of the runtime, in place."""
         texts = ", ".join(argument.text for argument in arguments)
         constants = f"{self.beta1}, {self.beta2}, {self.eps}, {self.decay}, {self.block}"
-        return f"kernels.adamw_8bit({texts}, {self.learning_rate}, c.update, {constants})"
+        return f"kernels.adamw_8bit({texts}, {self.learning_rate}, {self.number}, {constants})"
 
 
 def _update(arguments: Mapping[str, Any], parameter: Trained) -> Update:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.ops.optimizer import Update
 from partita.dsl.config import builtins
-from partita.dsl.config.builtins import Flag, Setting, Signature
+from partita.dsl.config.builtins import TURNS, Flag, Setting, Signature
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
@@ -76,7 +76,11 @@ class Optimizer(Signature):
 
 # All that is registered there are Optimizers.
 OPTIMIZERS = cast("Registry[Optimizer]", builtins.OPTIMIZERS)
-register = OPTIMIZERS.register
+
+
+def register(optimizer: Optimizer) -> None:
+    """Register an optimizer, whose rules may take turns."""
+    OPTIMIZERS.register(evolve(optimizer, settings=(*optimizer.settings, *TURNS)))
 
 
 def decay_of(call: Call, decays: bool) -> float:

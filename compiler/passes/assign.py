@@ -97,7 +97,14 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
             optimizer.span,
             help="a rule `update … -> …` before the one that freezes the rest",
         )
-    parameters = tuple(evolve(each, frozen=not each.buffer and each.name not in updates) for each in graph.parameters)
+    parameters = tuple(
+        evolve(
+            each,
+            frozen=not each.buffer and each.name not in updates,
+            loss=rules[each.name].loss if each.name in updates else None,
+        )
+        for each in graph.parameters
+    )
     # A rule for each iteration of a repeat may be of some alone.
     used = {target.span for target in targets if target.taken}
     warnings = tuple(_idle(target, targets, graph) for target in targets if target.span not in used)
@@ -175,7 +182,9 @@ def _trained(parameter: Parameter, readers: Readers) -> Trained:
 def _update(parameter: Parameter, as_trained: Trained, rule: OptimizerRule, call: Call) -> Update:
     decayed = evolve(as_trained, decay=decay_of(call, parameter.decays))
     lazy = bool(call.arguments.get("sparse"))
-    return evolve(OPTIMIZERS[call.name].update(call.arguments, decayed), rate=rule.index, lazy=lazy)
+    made = OPTIMIZERS[call.name].update(call.arguments, decayed)
+    turns = call.arguments.get("every", 1), call.arguments.get("from", 1)
+    return evolve(made, rate=rule.index, lazy=lazy, every=int(turns[0]), first=int(turns[1]))
 
 
 def _refused(parameter: Parameter, target: _Target, wrong: Unfit) -> Refused:

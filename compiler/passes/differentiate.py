@@ -4,6 +4,9 @@ Reverse-mode differentiation. Every backward node has the scope and span of its 
 parameter's gradient, one for each use, are not added here but in its accumulators, one for each stage, so that tied
 parameters need no special treatment.
 
+A rule may say by which of several losses its parameters have their gradients: each of these has a backward pass of its
+own.
+
 Frozen parameters are not differentiated, and neither is what depends on no other ones.
 
 A backward node is BACKWARD if the cotangent of some activation (a forward value that depends on data) needs it, and
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
+from partita.compiler.graph import Builder, Gradient, Graph, Node, Parameter, Phase, Value
 from partita.compiler.ops.pointwise import Constant, constant, pointwise
 from partita.compiler.reverse import Parts, dependent, reverse
 from partita.dsl.diagnostic import Diagnostic, Refused
@@ -69,13 +72,16 @@ def differentiate(graph: Graph) -> Graph:
         return result
 
     producers = graph.producers()
-    if graph.loss in producers:
-        build.at(producers[graph.loss])
-        seed = build.apply(Constant(1.0, graph.loss.type.dtype))
-        contributions[graph.loss] = [(seed, producers[graph.loss])]
-    reverse(build, graph.nodes, contributions, differentiable, cotangent)
-
     trained = [p for p in graph.parameters if p.trained]
+    losses: dict[str | None, Value] = {None: graph.loss, **dict(graph.metrics)}
+    for name in dict.fromkeys(parameter.loss for parameter in trained):
+        loss = losses[name]
+        if loss in producers:
+            seed = build.at(producers[loss]).apply(Constant(1.0, loss.type.dtype))
+            contributions[loss] = [(seed, producers[loss])]
+        own = dependent(graph.nodes, (each.value for each in trained if each.loss == name))
+        reverse(build, graph.nodes, contributions, own, cotangent)
+
     missing = [p for p in trained if not contributions.get(p.value)]
     declared = {p.span for p in trained if contributions.get(p.value)}
     lost = [p for p in missing if p.span not in declared]
@@ -83,7 +89,7 @@ def differentiate(graph: Graph) -> Graph:
         raise Refused(
             Diagnostic(
                 "E0408",
-                f"parameter `{parameter.name}` does not reach the loss with a gradient",
+                f"parameter `{parameter.name}` does not reach {_loss_of(parameter)} with a gradient",
                 parameter.span,
                 help="use it, remove it, or freeze it",
             )
@@ -102,6 +108,10 @@ def differentiate(graph: Graph) -> Graph:
             gradients_out.append(Gradient(parameter.name, d, reader.stage))
     joint = evolve(graph, nodes=graph.nodes + tuple(build.nodes), gradients=tuple(gradients_out))
     return _renamed(_phased(without_dead(joint), marked), renamed)
+
+
+def _loss_of(parameter: Parameter) -> str:
+    return "the loss" if parameter.loss is None else f"the loss `{parameter.loss}`"
 
 
 def _data_dependent(graph: Graph) -> set[Value]:

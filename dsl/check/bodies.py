@@ -54,6 +54,7 @@ class BodyChecker:
         self.loops = Loops(scope, self.expressions, known.report, self.inside)
         self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None
+        self.losses: list[str] = []  # with names
         self.has_loss = False
         self.failed = False
         self.twice: set[str] = set()  # declared twice, hence ambiguous
@@ -273,23 +274,43 @@ class BodyChecker:
         return None
 
     def set_loss(self, statement: tree.Loss) -> None:
-        """`loss value`."""
-        if self.has_loss:
-            self.report.error("E0221", "a second `loss`: a model has only one", statement.span, help="add them up")
+        """`loss value`, or one of several with names, which add up to the loss."""
+        name = statement.name
+        if self.has_loss and (name is None or not self.losses):
+            message = "a second `loss`: a model has one, or several with names"
+            self.report.error("E0221", message, statement.span, help="add them up, or name each: `loss first = …`")
             return
         self.has_loss = True
-        tensor = self.expressions.tensor(statement.value)
+        if name is not None:
+            self.losses.append(name.text)
+        tensor = self.expressions.tensor(statement.value, None if name is None else name.text)
         if tensor is None:
             self.failed = True
         elif tensor.type.axes or not tensor.type.is_float:
             help = f"`mean({tensor.text})`" if tensor.type.is_float else None
             self.report.error("E0221", "the loss must be a scalar float", tensor.span, [str(tensor)], help)
         else:
-            self.loss = Value(tensor.value, tensor.type), statement.value.span
+            value = Value(tensor.value, tensor.type)
+            if name is not None:
+                self._record(name, value)
+            if self.loss is not None:
+                both = self.loss[0].number, value.number
+                (value,) = self.scope.add(spec.Apply("add", both, {}, value.type, statement.span, None), [value.type])
+            self.loss = value, statement.value.span
 
     def metric(self, statement: tree.Metric) -> None:
         """`metric name = value`."""
-        name = statement.name
+        tensor = self.expressions.tensor(statement.value, statement.name.text)
+        if tensor is None:
+            self.failed = True
+        elif tensor.type.axes or tensor.type.dtype == "bool":
+            help = f"`mean({tensor.text})`" if tensor.type.is_float else None
+            self.report.error("E0222", "a metric must be a scalar", tensor.span, [str(tensor)], help)
+        else:
+            self._record(statement.name, Value(tensor.value, tensor.type))
+
+    def _record(self, name: tree.Name, value: Value) -> None:
+        """Record a number of each step by a name."""
         if not unreserved(name, self.report):
             return
         if name.text in RECORDED:
@@ -297,14 +318,7 @@ class BodyChecker:
             self.report.error("E0222", message, name.span, help=f"`metric my_{name.text} = …`")
         elif name.text in (known for known, _ in self.metrics):
             self.report.error("E0222", f"there is already a metric `{name.text}`", name.span, help="another name")
-        tensor = self.expressions.tensor(statement.value, name.text)
-        if tensor is None:
-            self.failed = True
-        elif tensor.type.axes or tensor.type.dtype == "bool":
-            help = f"`mean({tensor.text})`" if tensor.type.is_float else None
-            self.report.error("E0222", "a metric must be a scalar", tensor.span, [str(tensor)], help)
-        else:
-            self.metrics.append((name.text, Value(tensor.value, tensor.type)))
+        self.metrics.append((name.text, value))
 
     def output(self, statement: tree.Output) -> None:
         """`output name = value`: checked at the end, so that its steps follow those of the training."""

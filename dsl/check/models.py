@@ -206,6 +206,7 @@ class Models:
             answering.body,
             operations=self._operations(answering.body),
             formulas=dict(self.known.axes.formulas),
+            losses=tuple(checker.losses),
         )
 
     def _operations(self, body: spec.Body) -> dict[str, spec.Operation]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 from partita.dsl import spec
-from partita.dsl.advice.report import Report
+from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.check.constants import Lookup
 from partita.dsl.config.builtins import OPTIMIZERS
 from partita.dsl.config.settings import Settings
@@ -46,19 +46,30 @@ class Optimizers:
             if isinstance(rule, tree.FreezeRule):
                 rules.append(spec.OptimizerRule(tuple(targets), None, len(rules), rule.span, spans))
                 continue
+            with self.report:
+                self.check_loss(rule, known)
             frozen = [path for each in rules if each.call is None for path in each.targets]
             for chosen, number in self.cases(rule.call, targets, known, frozen):
                 call = self.settings.call(rule.call, OPTIMIZERS, "optimizer", number)
                 index = sum(each.call is not None for each in rules)
                 own = tuple(span for span, path in zip(spans, chosen, strict=False) if path is not None)
                 paths = tuple(path for path in chosen if path is not None)
-                rules.append(spec.OptimizerRule(paths, call, index, rule.span, own))
+                loss = None if rule.loss is None else rule.loss.text
+                rules.append(spec.OptimizerRule(paths, call, index, rule.span, own, loss))
         if not rules:
             message = f"optimizer `{optimizer.name.text}` has no rules"
             self.report.error("E0305", message, optimizer.span, help="`update all -> adamw(lr = 1e-3)`")
         if self.report.errors > errors:
             return None
         return spec.Optimizer(optimizer.name.text, tuple(rules), optimizer.span)
+
+    def check_loss(self, rule: tree.UpdateRule, known: ModelNames | None) -> None:
+        """Refuse (E0317) what is no loss of the model."""
+        if rule.loss is not None and known is not None and rule.loss.text not in known.losses:
+            message = f"model `{known.model}` has no loss called `{rule.loss.text}`"
+            known_help = suggestion(rule.loss.text, known.losses, "its losses:")
+            help = known_help if known.losses else f"name it: `loss {rule.loss.text} = …`"
+            raise refuse("E0317", message, rule.loss.span, help=help)
 
     def cases(
         self,

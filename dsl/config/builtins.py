@@ -229,6 +229,9 @@ WEIGHT_DECAY = Setting("weight_decay", NOT_NEGATIVE, 0.0)
 DECAY = Setting("decay", Keyword(("dot", "all")), "dot")
 BETA = Number(minimum=0, exclusive_maximum=1)
 
+# Of all optimizers: which updates a rule takes part in.
+TURNS = (Setting("every", COUNT, 1), Setting("from", COUNT, 1))
+
 OPTIMIZERS: Registry[Signature] = Registry(
     "optimizer",
     "partita.compiler.optimizers",

@@ -70,6 +70,7 @@ class ModelNames:
     names: frozenset[str]
     parts: frozenset[str]
     repeats: Mapping[str, int]  # with their iterations; of several of a name the most
+    losses: tuple[str, ...]
 
     def check(self, path: tree.Path, others: Iterable[str] = ()) -> None:
         """Refuse (E0317) a path of which a part is no name of the model; it may be meant as one of `others`."""
@@ -139,4 +140,4 @@ def known_paths(model: spec.Model) -> ModelNames:
             case spec.Apply() if step.name is not None:
                 names.add(step.name)
     parts |= repeats.keys()
-    return ModelNames(model.name, frozenset(names | parts), frozenset(parts), repeats)
+    return ModelNames(model.name, frozenset(names | parts), frozenset(parts), repeats, model.losses)

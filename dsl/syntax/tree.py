@@ -266,8 +266,9 @@ class Update(Node):
 
 @frozen
 class Loss(Node):
-    """`loss value`."""
+    """`loss value`, or `loss name = value`."""
 
+    name: Name | None
     value: Expression
 
 
@@ -467,10 +468,11 @@ class FreezeRule(Node):
 
 @frozen
 class UpdateRule(Node):
-    """`update targets -> call`."""
+    """`update targets -> call`, perhaps `by loss`."""
 
     targets: tuple[Path, ...]
     call: Call
+    loss: Name | None = None
 
 
 OptimizerRule: TypeAlias = FreezeRule | UpdateRule

@@ -148,8 +148,22 @@ class Point:
     def __attrs_post_init__(self) -> None:
         self._run = VirtualRun(self.plan)
         self._parameters = self._run.parameters()
-        self.loss, self.norm = self._run.step(1, self.batch)
+        _, self.norm = self._run.step(1, self.batch)
+        self.loss = sum(self._loss_of(self._run, each) for each in self._by_loss)
         self.gradients = self._run.gradients()
+
+    @cached_property
+    def _by_loss(self) -> dict[str | None, set[str]]:
+        """The parameters that have the gradient of a loss, by its name; None is the whole."""
+        by: dict[str | None, set[str]] = {}
+        for each in self.plan.training.forward.parameters:
+            if each.trained:
+                by.setdefault(each.loss, set()).add(each.name)
+        return by
+
+    def _loss_of(self, run: VirtualRun, name: str | None) -> float:
+        """A loss of the last step."""
+        return run.loss() if name is None else run.metrics()[name]
 
     @cached_property
     def _around(self) -> VirtualRun:
@@ -191,11 +205,14 @@ class Point:
         return evolve(min(slopes, key=lambda each: each.error), certain=False)
 
     def _at(self, direction: Mapping[str, torch.Tensor], length: float) -> float:
-        """The loss at so many times the direction."""
-        moved = {name: self._parameters[name] + length * each for name, each in direction.items()}
-        self._around.set_parameters({**self._parameters, **moved})
-        loss, _ = self._around.step(1, self.batch)
-        return loss
+        """The loss at so many times the direction: of several, the sum of each where its own parameters have moved."""
+        found = 0.0
+        for loss, names in self._by_loss.items():
+            own = {name: self._parameters[name] + length * each for name, each in direction.items() if name in names}
+            self._around.set_parameters({**self._parameters, **own})
+            self._around.step(1, self.batch)
+            found += self._loss_of(self._around, loss)
+        return found
 
 
 def _forward(program: Program) -> Program:

@@ -59,10 +59,12 @@ class Walk:
     scopes: dict[str, str] = field(factory=dict)  # names of blocks and repeats in the file, by path without iterations
     position: tuple[tuple[str, int, int], ...] = ()  # in scans: axis, position, size
     updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
+    losses: dict[str, Tensor] = field(factory=dict)  # those with names
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics."""
         values = self.body(self.model.body, self.model.name, self.given())
+        self.losses = {name: values[index].data for name, index in self.model.metrics if name in self.model.losses}
         metrics = {name: values[index].data.detach().double().clone() for name, index in self.model.metrics}
         return values[self.model.loss].data, metrics
 

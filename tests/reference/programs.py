@@ -236,6 +236,7 @@ class Maker:
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
     planted: bool = False  # whether a step is made bad
+    several_losses: bool = False
     constants: dict[str, str] = field(factory=dict)
     scanning: int = 0  # how deep in scans, which update no buffers
     updating: set[str] = field(factory=set)  # blocks that do
@@ -1365,6 +1366,10 @@ class Maker:
         loss = f"loss {' + '.join(self.shuffled(terms))}"
         metrics = [f"metric number{i} = {self.metric()}" for i in range(self.random.randint(0, 3))]
         loss += self.slots()
+        self.several_losses = not self.planted and self.chance(30)
+        if self.several_losses:
+            self.line(loss.replace("loss ", "loss first = ", 1))
+            loss = "loss second = mean(h * h) * 0.2 + mean(h)"
         self.line(f"loss ({loss.removeprefix('loss ')}) * (1.0 + mean(bad))" if self.planted else loss)
         for text in metrics:
             self.line(text)
@@ -1441,7 +1446,8 @@ class Maker:
             "muon": ", eps = 0.01" + self.one(("", ", nesterov = false", ", steps = 2, adjust = match_rms_adamw")),
             "adamw_8bit": f", eps = 0.01, block_size = {self.one((1, 2, 3, 256))}, min_size = {self.one((0, 4))}",
         }[name]
-        return f"{name}(lr = {rate}{more}{decay})"
+        turns = self.one(("", "", "", "", ", every = 2", ", every = 2, from = 2"))
+        return f"{name}(lr = {rate}{more}{decay}{turns})"
 
     def optimizer_rules(self, blocks: Sequence[str], model: str) -> list[str]:
         """Rules for parameters, blocks, repeats and classes, and one for the rest."""
@@ -1452,6 +1458,10 @@ class Maker:
             name for name, body in re.findall(r"repeat .* as (\w+) \{\n((?:    .*\n)*)", model) if "param " in body
         ]
         rules = []
+
+        def by() -> str:
+            return self.one((" by first", " by second", "")) if self.several_losses else ""
+
         for _ in range(self.random.randint(0, 3)):
             target = self.one((*("matrices", "vectors", "embeddings"), *names, *names))
             if self.chance(35):
@@ -1460,8 +1470,8 @@ class Maker:
                 call = self.optimizer("muon" if target == "matrices" and self.chance(60) else None)
                 if target in self.repeats and len(model) % 3:
                     call = re.sub(r"lr = (?=0)", f"lr = power(0.9, {target}) * ", call)
-                rules.append(f"update {self.some_iterations(target, len(model))} -> {call}")
-        return [*rules, "freeze all" if rules and self.chance(15) else f"update all -> {self.optimizer()}"]
+                rules.append(f"update {self.some_iterations(target, len(model))} -> {call}{by()}")
+        return [*rules, "freeze all" if rules and self.chance(15) else f"update all -> {self.optimizer()}{by()}"]
 
     def some_iterations(self, target: str, seed: int) -> str:
         """A repeat of the model, or some of its iterations; not by chance: all other programs stay as they are."""

@@ -115,18 +115,15 @@ class Training:
     # ------------------------------------------------------------ steps
 
     def step(self, number: int) -> None:
-        for value in self.parameters.values():
-            value.grad = None
         walk = Walk(self.model, self.batch(number), self.parameters, self.train.seed, number)
         loss, metrics = walk.run()
         self.largest = max(self.largest, walk.largest)
-        if loss.requires_grad:
-            loss.backward()
-        self.gradients = {
-            path: torch.zeros_like(value) if value.grad is None else value.grad.clone()
-            for path, value in self.parameters.items()
-            if path in self.rules and self.rules[path].call is not None
-        }
+        self.gradients = {}
+        for path, rule in self.rules.items():
+            if rule.call is not None:
+                value, by = self.parameters[path], loss if rule.loss is None else walk.losses[rule.loss]
+                found = torch.autograd.grad(by, value, retain_graph=True, allow_unused=True) if by.requires_grad else ()
+                self.gradients[path] = next((each for each in found if each is not None), torch.zeros_like(value))
         norm = sum(float((gradient**2).sum()) for gradient in self.gradients.values()) ** 0.5
         numbers = {name: float(metric) for name, metric in metrics.items()}
         scale = 1.0 if self.train.clip is None else min(1.0, self.train.clip / (norm + 1e-6))
@@ -168,9 +165,14 @@ class Training:
         rule, reading = self.rules[path], self.readings[path]
         assert rule.call is not None
         o = rule.call.arguments
+        number, left = divmod(number - o["from"], o["every"])
+        if left or number < 0:
+            return
         decay = o["weight_decay"] if reading.decays or o["decay"] == "all" else 0.0
         state = self.states.setdefault(path, State(reading, decay))
-        UPDATES[rule.call.name](state, o, value, gradient, rates[self.train.optimizer.calls.index(rule.call)], number)
+        UPDATES[rule.call.name](
+            state, o, value, gradient, rates[self.train.optimizer.calls.index(rule.call)], number + 1
+        )
 
     @property
     def means(self) -> dict[str, Tensor]:

@@ -80,7 +80,8 @@ def gat(p: Parameters, batch: Batch) -> Tensor:
 
 
 # Satorras et al., arXiv 2102.09844, equations 3 to 6.
-EGNN = """model m(x: [batch, nodes, space], h: [batch, nodes, embed], source: i64[batch, edges], target: i64[batch, edges]) {
+EGNN = """
+model m(x: [batch, nodes, space], h: [batch, nodes, embed], source: i64[batch, edges], target: i64[batch, edges]) {
   let at = x
   repeat 2 as layer {
     param own, other: [embed, wide] ~ normal(0.4)
