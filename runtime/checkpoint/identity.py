@@ -99,7 +99,7 @@ def digest_of(model: spec.Model) -> str:
     """The SHA-256 of what a model computes: each body's steps in order, with axis names but without axis sizes."""
     numbers: dict[int, int] = {}
     bodies = [model.body]
-    written: list[Any] = [model.name, model.loss, list(map(list, model.metrics))]
+    written: list[Any] = [model.name, model.loss, list(map(list, model.metrics)), *map(str, model.losses)]
     numbers[id(model.body)] = 0
     for body in bodies:  # grows during the loop
         for step in body.steps:
