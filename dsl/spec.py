@@ -160,7 +160,11 @@ class Repeat(Shortened):
     iteration, and those of the last iteration are the results of this step. `carried` (the initial ones) and `captured`
     are numbered in the enclosing body. `names` are the names of the carried values.
 
-    `bodies` has one body; or, where that reads the number of its iteration, one for each: they differ in numbers alone.
+    The other results of `body` are what an iteration keeps under the names `kept`. After the last carried values, the
+    results of this step are, of each of these names, the values of all iterations.
+
+    `bodies` has one body; or, where that reads the number of its iteration, one for each: they differ in numbers, and
+    in which kept values they read.
     """
 
     name: str
@@ -171,6 +175,7 @@ class Repeat(Shortened):
     captured: tuple[int, ...]
     names: tuple[str, ...]
     span: Span = field(eq=False)
+    kept: tuple[str, ...] = ()
 
     @property
     def body(self) -> Body:
@@ -207,7 +212,9 @@ def result_count(step: Step) -> int:
     """The number of values that a step adds to its body."""
     if isinstance(step, CallBlock):
         return len(step.body.results)
-    return len(step.carried) if isinstance(step, Repeat | Scan) else 1
+    if isinstance(step, Repeat):
+        return len(step.carried) + step.count * len(step.kept)
+    return len(step.carried) if isinstance(step, Scan) else 1
 
 
 @frozen(eq=False, repr=False)

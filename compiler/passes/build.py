@@ -191,20 +191,24 @@ class _Builder(Builder):
         return pointwise(self, "add", kept, new, name=f"{self.scope}.{name.rpartition('.')[2]}")
 
     def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value], owners: tuple[str, ...]) -> list[Value]:
-        """Expand the iterations of a repeat; returns the carried values after the last."""
+        """Expand the iterations of a repeat; returns the carried values after the last, and what each has kept."""
         self.scopes.append(Scope(f"{scope}.{step.scope}", step.name, step.count))
         carried = [
             self.operand(operand, values, self.typed(type).dtype)
             for operand, type in zip(step.carried, step.body.types, strict=False)
         ]
         captured = [values[index] for index in step.captured]
+        kept: list[list[Value]] = [[] for _ in step.kept]
         for iteration in range(step.count):
             inner = f"{scope}.{step.scope}.{iteration}"
             own = f"{owners[0]}.{step.scope}.{iteration}"
             body = step.iteration(iteration)
             everything = self.body(body, inner, [*carried, *captured], (own, *owners))
-            carried = self.results(body, everything, inner)
-        return carried
+            results = self.results(body, everything, inner)
+            carried = results[: len(step.carried)]
+            for values_of, value in zip(kept, results[len(carried) :], strict=True):
+                values_of.append(value)
+        return [*carried, *(value for values_of in kept for value in values_of)]
 
     def _as_carried(self, values: Sequence[Value], types: Sequence[Type]) -> list[Value]:
         """Values as a scan carries them: what is summed up may be in the dtype of accumulation."""

@@ -22,9 +22,11 @@ Kept: TypeAlias = Mapping[str, Sequence[int]]
 
 
 def kinds(step: spec.Repeat, apart: Iterable[Mapping[str, set[int]]] = ()) -> list[int]:
-    """The first iteration of each kind: those of a kind have the same options, but for the values of fractions, and are
-    in the same sets of those that are told `apart`.
+    """The first iteration of each kind: those of a kind have the same options, but for the values of fractions, read
+    the same values, and are in the same sets of those that are told `apart`. Each that keeps a value is of its own.
     """
+    if step.kept:
+        return list(range(step.count))
     sets = [own[name] for own in apart for name in dict.fromkeys((step.name, step.scope)) if name in own]
     found: dict[str, int] = {}
     for number in range(step.count if sets else len(step.bodies)):
@@ -33,9 +35,11 @@ def kinds(step: spec.Repeat, apart: Iterable[Mapping[str, set[int]]] = ()) -> li
     return list(found.values())
 
 
-def _options(step: spec.Repeat, number: int) -> list[dict[str, object]]:
-    steps = (other for _, other in spec.pairs(step.body, step.iteration(number)) if isinstance(other, spec.Apply))
-    return [{k: bool(v) if isinstance(v, float) else v for k, v in each.options.items()} for each in steps]
+def _options(step: spec.Repeat, number: int) -> list[object]:
+    steps = [other for _, other in spec.pairs(step.body, step.iteration(number)) if other is not None]
+    read = [[each for each in spec.operands_of(other) if isinstance(each, int)] for other in steps]
+    options = (other.options for other in steps if isinstance(other, spec.Apply))
+    return [read, *({k: bool(v) if isinstance(v, float) else v for k, v in each.items()} for each in options)]
 
 
 def told_apart(file: spec.Spec) -> list[Mapping[str, set[int]]]:

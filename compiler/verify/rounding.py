@@ -46,7 +46,7 @@ class _Shaker:
         """The body rewritten."""
         if id(body) in self._done:
             return self._done[id(body)]
-        counts = [_results(step) for step in body.steps]
+        counts = [spec.result_count(step) for step in body.steps]
         input_count = len(body.types) - sum(counts)
         types = list(body.types[:input_count])
         places = list(range(input_count))
@@ -90,10 +90,3 @@ class _Shaker:
         rewritten = evolve(body, steps=tuple(steps), results=placed(body.results), types=tuple(types), updates=updates)
         self._done[id(body)], self.places[id(body)] = rewritten, places
         return rewritten
-
-
-def _results(step: spec.Step) -> int:
-    """How many values a step makes."""
-    if isinstance(step, spec.CallBlock):
-        return len(step.body.results)
-    return len(step.carried) if isinstance(step, spec.Repeat | spec.Scan) else 1

@@ -178,7 +178,9 @@ class _LeakAnalysis:
             case spec.CallBlock():
                 return self.results(step.body, of(step.arguments))
             case spec.Repeat():
-                return self.turns(step.body, of(step.carried), of(step.captured))
+                results = self.turns(step.body, of(step.carried), of(step.captured))
+                kept = results[len(step.carried) :]
+                return [*results[: len(step.carried)], *(each for each in kept for _ in range(step.count))]
             case spec.Scan():
                 return self.scanned(step, of(step.carried), of(step.captured))
             case _:
@@ -192,10 +194,10 @@ class _LeakAnalysis:
     def turns(
         self, body: spec.Body, carried: tuple[LeakState, ...], captured: tuple[LeakState, ...]
     ) -> list[LeakState]:
-        """The carried values after any number of turns: leaks add up, until no turn adds any."""
+        """The results after any number of turns, carried values first: leaks add up, until no turn adds any."""
         while True:
             results = self.results(body, (*carried, *captured))
-            joined = tuple(a.joined(b) for a, b in zip(carried, results, strict=True))
+            joined = tuple(a.joined(b) for a, b in zip(carried, results, strict=False))
             if joined == carried:
                 return results
             carried = joined

@@ -158,6 +158,8 @@ class BodyChecker:
                     self.failed = not self.loops.repeat(statement) or self.failed
                 case tree.Scan():
                     self.failed = not self.loops.scan(statement) or self.failed
+                case tree.Keep():
+                    self.keep(statement)
                 case tree.Loss():
                     self.set_loss(statement)
                 case tree.Update():
@@ -272,6 +274,26 @@ class BodyChecker:
             help = f"write `{known or f'normal({call.text})'}`"
         self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span, help=help)
         return None
+
+    def keep(self, statement: tree.Keep) -> None:
+        """`keep value as name`."""
+        name = statement.name
+        if not unreserved(name, self.report):
+            return
+        if self.scope.kept is None:
+            message = "`keep` is a statement of a `repeat`: it keeps a value of each iteration"
+            self.report.error("E0229", message, statement.span, help="`let`, elsewhere")
+        elif name.text in self.scope.kept or self.scope.find(name.text) is not None:
+            self.report.error("E0217", f"`{name.text}` is bound already", name.span, help="another name")
+        else:
+            tensor = self.expressions.tensor(statement.value)
+            if tensor is None:
+                self.failed = True
+            else:
+                value = Value(tensor.value, tensor.type)
+                self.scope.kept[name.text] = value, name.span
+                self.known.bindings.setdefault((id(name.span.source), name.span.start), ("let", name))
+                self.known.bound(name, value)
 
     def set_loss(self, statement: tree.Loss) -> None:
         """`loss value`, or one of several with names, which add up to the loss."""

@@ -45,10 +45,11 @@ from partita.dsl.functions.signatures import (
     Use,
 )
 from partita.dsl.names.origins import origin
-from partita.dsl.names.scope import Binding, Instance, Scope, SharedBlock, Unknown, Value, composed
+from partita.dsl.names.scope import Binding, Instance, Kept, Scope, SharedBlock, Unknown, Value, composed
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.units import PLAIN, RATIO, Quantity, read, shortened
+from partita.dsl.syntax.unparse import expression_text
 from partita.dsl.syntax.walk import bindings_in, nodes
 from partita.dsl.types import DTYPES, Axis, Type
 
@@ -192,9 +193,26 @@ class Expressions:
         meaning = binding.meaning
         if isinstance(meaning, Unknown):
             return None
+        if isinstance(meaning, Kept):
+            meaning = self._kept(written, meaning)
+        elif written.iterations:
+            message = f"`{name.text}` is not kept by the iterations of a repeat, and has no value for each"
+            raise refuse("E0229", message, written.span, help=f"`keep … as {name.text}`, in a repeat before")
         if isinstance(meaning, Value):
             return [Tensor(meaning.number, meaning.type, name.text, written.span)]
         return [_unitless(Constant(meaning.value, name.text, written.span))]
+
+    def _kept(self, written: tree.Path, kept: Kept) -> Value:
+        """What an iteration has kept. Raises Refused (E0229)."""
+        name, count = written.parts[0].text, len(kept.values)
+        if not written.iterations or written.iterations[0] is None:
+            message = f"`{name}` has a value for each iteration of its repeat"
+            raise refuse("E0229", message, written.span, help=f"`{name}[0]` is that of the first")
+        number = constants.evaluate(written.iterations[0].first, self.number_of)
+        if number.dimension != PLAIN or number.value != int(number.value) or not 0 <= number.value < count:
+            message = f"`{expression_text(written)}` is of no iteration: `{name}` has {count}, 0 to {count - 1}"
+            raise refuse("E0229", message, written.span, notes=[f"the number is {float(number.value):g}"])
+        return kept.values[int(number.value)]
 
     def _unbound(self, name: tree.Name) -> Refused:
         later = bindings_in(self.body)

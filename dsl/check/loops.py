@@ -21,7 +21,7 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.functions.signatures import Constant, Origin
 from partita.dsl.names.declarations import unreserved
 from partita.dsl.names.origins import origin
-from partita.dsl.names.scope import UNKNOWN, Binding, Scope, Unknown, Value
+from partita.dsl.names.scope import UNKNOWN, Binding, Kept, Scope, Unknown, Value
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.units import Quantity
 from partita.dsl.syntax.walk import nodes
@@ -52,14 +52,15 @@ class Loops:
             self.report.error("E0008", message, statement.count.span, help=f"at most {limits.STEPS:,}")
             results = None
         if count is None or results is None:
-            self.forget(before)
+            self.forget(before, statement.body)
             return False
+        kept = dict(inner.kept or {})
         checked = inner.finish(tuple(before), results)
-        if not before and self.unused(statement, inner, checked.body):
+        if not before and not kept and self.unused(statement, inner, checked.body):
             return False
         bodies = self.bodies(statement, count, before, checked.body)
         if bodies is None:
-            self.forget(before)
+            self.forget(before, statement.body)
             return False
         step = spec.Repeat(
             statement.name.text,
@@ -70,9 +71,13 @@ class Loops:
             inner.captured,
             tuple(before),
             statement.span,
+            tuple(kept),
         )
         types = [type for type in map(_carried_type, before.values()) if type is not None]
-        self.bind_after(step, types, nodes, checked.depth + 1, inner)
+        types += [value.type for value, _ in kept.values() for _ in range(count)]
+        values = self.bind_after(step, types, nodes, checked.depth + 1, inner)
+        for number, (name, (_, span)) in enumerate(kept.items()):
+            self.scope.bind(name, Kept(tuple(values[number * count : (number + 1) * count])), span)
         return True
 
     def numbered(
@@ -82,9 +87,13 @@ class Loops:
         else there.
         """
         inner, name = self.entered(before), statement.name
+        inner.kept = {}
         if self.scope.find(name.text) is None:
             inner.bind(name.text, Constant(Quantity(Fraction(number)), name.text, name.span), name.span)
-        return inner, self.iteration(inner, statement.body, before)
+        results = self.iteration(inner, statement.body, before)
+        if results is not None:
+            results += [value.number for value, _ in inner.kept.values()]
+        return inner, results
 
     def bodies(
         self, statement: tree.Repeat, count: int, before: Mapping[str, Binding], first: spec.Body
@@ -168,10 +177,12 @@ class Loops:
 
     def bind_after(
         self, step: spec.Repeat | spec.Scan, types: Sequence[Type], nodes: int, depth: int, inner: Scope
-    ) -> None:
-        """Append a loop, and bind the names that it carries to its results."""
-        for name, value in zip(step.names, self.scope.add(step, types, nodes, depth), strict=True):
+    ) -> list[Value]:
+        """Append a loop, and bind the names that it carries to its results. Returns the others."""
+        values = self.scope.add(step, types, nodes, depth)
+        for name, value in zip(step.names, values, strict=False):
             self.scope.bind(name, value, inner.bindings[name].span)
+        return values[len(step.names) :]
 
     def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
         """The names that a body rebinds, as they are bound before it."""
@@ -183,8 +194,11 @@ class Loops:
                 before[name.text] = binding
         return before
 
-    def forget(self, before: Mapping[str, Binding]) -> None:
-        """Carried names mean nothing known after a loop that is wrong."""
+    def forget(self, before: Mapping[str, Binding], body: Sequence[tree.Statement] = ()) -> None:
+        """Carried names mean nothing known after a loop that is wrong, nor do those that its `body` keeps."""
+        for each in body:
+            if isinstance(each, tree.Keep):
+                self.scope.bind(each.name.text, UNKNOWN, each.name.span)
         for name, binding in before.items():
             self.scope.bind(name, UNKNOWN, binding.span)
 
@@ -261,10 +275,13 @@ class Loops:
             type, after = _carried_type(binding), inner.bindings[name]
             self.expressions.mark_read(after)
             meaning = after.meaning
+            if isinstance(binding.meaning, Kept):
+                message = f"`{name}` is what the iterations of a repeat have kept, and cannot be bound anew"
+                self.report.error("E0220", message, after.span, help="give the new value another name")
             if type is None and isinstance(binding.meaning, Constant):
                 message = f"`{name}` cannot be carried from iteration to iteration: it is boolean"
                 self.report.error("E0220", message, after.span)
-            if type is None or isinstance(meaning, Unknown):
+            if type is None or isinstance(meaning, Unknown | Kept):
                 complete = False
             elif isinstance(meaning, Constant):
                 if type.axes or not type.is_float or isinstance(meaning.value, bool):

@@ -175,9 +175,18 @@ class _Reach:
         Each iteration takes its carried values from the one before it, the first one from the inputs. The sets of
         needed values become periodic, so the walk ends however large the count is.
         """
-        results = frozenset(carried)
+        width, results = len(step.carried), frozenset(i for i in carried if i < len(step.carried))
+        if step.kept or len(step.bodies) > 1:
+            needed: list[frozenset[int]] = []  # by iteration, last one first
+            for number in reversed(range(step.count)):
+                kept = {width + k for k in range(len(step.kept)) if width + k * step.count + number in carried}
+                body = step.iteration(number)
+                inputs = self.body(body, _chosen(body.results, [*results, *kept]), path)
+                needed.append(inputs)
+                results = frozenset(i for i in inputs if i < width)
+            return frozenset(i for inputs in needed for i in inputs if i >= width) | results
         seen: dict[frozenset[int], int] = {}
-        needed: list[frozenset[int]] = []  # by iteration, last one first
+        needed = []
         while results not in seen and len(needed) < step.count:
             seen[results] = len(needed)
             inputs = self.body(step.body, _chosen(step.body.results, results), path)

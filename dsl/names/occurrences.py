@@ -284,6 +284,10 @@ class _Names:
                     self._refer(axis, ("axis",))
             case tree.Path(parts=(name,)):
                 self._refer(name, IN_EXPRESSIONS, scope)
+                self._nodes((each for each in node.iterations if each is not None), scope)
+            case tree.Keep(value=value, name=name):
+                self._node(value, scope)
+                self._bind(name, scope)
             case tree.Call():
                 self._call(node, scope)
             case tree.Path() | tree.Name():
@@ -323,6 +327,8 @@ class _Names:
         self._nodes(repeat.body, {repeat.name.text: (first, "repeat"), **scope})
         self.members.end()
         self.members.enter(first, "repeat", repeat)
+        for kept in (each.name for each in repeat.body if isinstance(each, tree.Keep)):
+            scope.setdefault(kept.text, (kept, "tensor"))
 
     def _bind(self, name: tree.Name, scope: Scope, kind: str = "tensor") -> None:
         """A name that a body binds. Bound again, in an iteration or after it, it is the same to a reader."""

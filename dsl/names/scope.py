@@ -49,12 +49,19 @@ class SharedBlock:
     parameters: spec.Body
 
 
+@frozen(eq=False)
+class Kept:
+    """The values of a name that each iteration of a repeat has kept, in order."""
+
+    values: tuple[Value, ...]
+
+
 class Unknown:
     """The meaning of a name whose definition is wrong, so that one error does not cause others."""
 
 
 UNKNOWN = Unknown()
-Meaning: TypeAlias = Value | Constant | Unknown
+Meaning: TypeAlias = Value | Kept | Constant | Unknown
 
 
 @frozen(eq=False)
@@ -88,6 +95,7 @@ class Scope:
         self.instances: dict[str, SharedBlock | None] = {}  # None: of a block that is wrong
         self.depth, self.nodes = 1, 0
         self.counts: dict[str, int] = {}
+        self.kept: dict[str, tuple[Value, Span]] | None = None  # what an iteration of a repeat keeps; None elsewhere
         self._captured: dict[int, int] = {}  # number in the outer body -> number here
         self._captured_as: list[tuple[str, Type]] = []
 
@@ -103,6 +111,11 @@ class Scope:
         binding = self.outer.find(name)
         if binding is not None and isinstance(binding.meaning, Value):
             return evolve(binding, meaning=self._capture(name, binding.meaning))
+        if binding is not None and isinstance(binding.meaning, Kept):
+            # All of them, whichever are read: so every iteration of a repeat captures the same ones.
+            named = enumerate(binding.meaning.values)
+            kept = tuple(self._capture(f"{name}.{number}", value) for number, value in named)
+            return evolve(binding, meaning=Kept(kept))
         return binding
 
     def _capture(self, name: str, value: Value) -> Value:

@@ -280,7 +280,7 @@ def _path(span: Span, *parts: Any) -> tree.Path:
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
     tree.Share,
-    *(tree.Repeat, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
+    *(tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
     *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
     *(tree.Correspondence, tree.Skip),
 )
@@ -303,6 +303,9 @@ BUILDERS: dict[str, Builder] = {
         _name(s, name), type if isinstance(type, tree.TensorType) else None, span=s
     ),
     "loss": _first_optional(tree.Loss),
+    "indexed": lambda s, name, number: tree.Path(
+        (_name(s, name),), (tree.Iterations(number, None, span=number.span),), span=s
+    ),
     "setting": _node(tree.Entry),
     "type": _first_optional(tree.TensorType),
     "results": _listing(tree.Return, 0),

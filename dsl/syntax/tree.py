@@ -39,7 +39,9 @@ class Iterations(Node):
 
 @frozen
 class Path(Node):
-    """`x` or `gpt.layer.attention`; `iterations`, by part, are in paths of rules such as `layer[0..7].attention`."""
+    """`x` or `gpt.layer.attention`; `iterations`, by part, are in paths of rules such as `layer[0..7].attention`, and
+    in `skips[3]`, what an iteration has kept.
+    """
 
     parts: tuple[Name, ...]
     iterations: tuple[Iterations | None, ...] = ()
@@ -155,7 +157,7 @@ def bare(expression: Expression) -> Expression:
 def single(expression: Expression) -> Name | None:
     """The name, if the expression is a single one."""
     expression = bare(expression)
-    if isinstance(expression, Path) and len(expression.parts) == 1:
+    if isinstance(expression, Path) and len(expression.parts) == 1 and not any(expression.iterations):
         return expression.parts[0]
     return None
 
@@ -257,6 +259,14 @@ class Scan(Node):
 
 
 @frozen
+class Keep(Node):
+    """`keep value as name`, in a repeat."""
+
+    value: Expression
+    name: Name
+
+
+@frozen
 class Update(Node):
     """`update name = value`."""
 
@@ -288,7 +298,9 @@ class Output(Node):
     value: Expression
 
 
-Statement: TypeAlias = Param | Buffer | Sample | Share | Copy | Let | Repeat | Scan | Update | Loss | Metric | Output
+Statement: TypeAlias = (
+    Param | Buffer | Sample | Share | Copy | Let | Repeat | Scan | Keep | Update | Loss | Metric | Output
+)
 
 
 @frozen

@@ -132,7 +132,7 @@ def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
             return ["call", step.scope, numbers[id(step.body)], _plain(step.arguments)]
         case spec.Repeat():
             own = [step.scope, step.count, *(numbers[id(each)] for each in step.bodies)]
-            return ["repeat", *own, _plain(step.carried), _plain(step.captured)]
+            return ["repeat", *own, _plain(step.carried), _plain(step.captured), *step.kept]
         case spec.Scan():
             own = [step.axis.name, step.backward, numbers[id(step.body)]]
             return ["scan", *own, _plain(step.carried), _plain(step.captured)]

@@ -126,14 +126,16 @@ class Walk:
                 case spec.Repeat():
                     self.scope(f"{path}.{step.scope}", step.name)
                     carried = [self.operand(each, values) for each in step.carried]
-                    captured = [values[index] for index in step.captured]
+                    captured, kept = [values[index] for index in step.captured], []
                     for iteration in range(step.count):
                         inner = f"{step.scope}.{iteration}"
                         around = f"{homes[0]}.{inner}", *homes
                         body_here = step.iteration(iteration)
                         made = self.body(body_here, f"{path}.{inner}", [*carried, *captured], around)
-                        carried = self.results(body_here, made)
-                    add(carried)
+                        results = self.results(body_here, made)
+                        carried = results[: len(carried)]
+                        kept.append(results[len(carried) :])
+                    add([*carried, *(value for of_name in zip(*kept, strict=True) for value in of_name)])
                 case spec.Scan():
                     add(self.scanned(step, path, values, homes))
         for each in body.updates:

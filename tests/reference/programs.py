@@ -215,6 +215,8 @@ class Body:
     parameters: list[str] = field(factory=list)  # those that are declared here
     buffers: list[Expression] = field(factory=list)  # as well
     number: str = ""  # that of an iteration
+    turns: int = 0  # of the repeat
+    kept: dict[str, tuple[frozenset[str], int]] = field(factory=dict)  # by name the axes, and of how many iterations
 
 
 @define(eq=False)
@@ -334,7 +336,14 @@ class Maker:
         return name
 
     def _name(self, depth: int) -> Expression | None:
-        return self.named()
+        if not self.body.kept or self.chance(30):
+            return self.named()
+        name = self.one(sorted(self.body.kept))
+        axes, count = self.body.kept[name]
+        index = str(self.random.randrange(count))
+        if self.body.number and self.body.turns <= count and self.chance(80):
+            index = self.one((self.body.number, f"{self.body.turns - 1} - {self.body.number}"))
+        return Expression(f"{name}[{index}]", "f32", axes)
 
     def _unary(self, depth: int) -> Expression | None:
         x = self.expression(depth)
@@ -1080,7 +1089,8 @@ class Maker:
         # What is carried may depend on parameters from the second turn on.
         scope = outer.scope | {n: evolve(outer.scope[n], alone=False) for n in carried}
         # By the place, not by chance: all other programs stay as they are.
-        self.body = Body(scope, set(carried), number=name if len(self.lines) % 2 else "")
+        number = name if len(self.lines) % 2 else ""
+        self.body = Body(scope, set(carried), number=number, turns=count, kept=dict(outer.kept))
         factor = f"(0.6 - 0.1 * {name})" if self.body.number else "0.7"
         limits = dict(self.limits)
         self.indent += 1
@@ -1098,11 +1108,17 @@ class Maker:
                 text = f"{n} * 0.7"  # a repeat of nothing leaves stages empty, which is refused
             self.line(f"let {n} = {text}{self.slots()}")
             self.body.scope[n] = Expression(n, "f32", axes)
+        kept = {}
+        if self.chance(40):
+            made, keeps = self.expression(1), self.fresh("kept")
+            self.line(f"keep {made} as {keeps}")
+            kept[keeps] = made.axes, count
         self.indent -= 1
         self.inside -= 1
         self.line("}")
         self.limits = {name: axis for name, axis in limits.items() if name not in carried}
         self.body = outer
+        outer.kept |= kept
         outer.scope |= {n: evolve(outer.scope[n], alone=False) for n in carried}
 
     def scan(self) -> None:
@@ -1564,6 +1580,6 @@ KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("gather", "one_hot", "cumsum"),
-    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
+    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "name", "mean_error", "linear_scan"),
     *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load", "grad", "grad", "by", "by"),
 )
