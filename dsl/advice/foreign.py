@@ -341,8 +341,8 @@ SIGNS: Mapping[str, str] = {
     "→": "an arrow is written `->`",
 }
 
-_INDEXING = (
-    "there is no indexing: `gather(x, 0, along = axis)` takes one position, `slice(x, axis -> part, start = 0)` "
+INDEXING = (
+    "tensors are not indexed: `gather(x, 0, along = axis)` takes one position, `slice(x, axis -> part, start = 0)` "
     "several, and `embedding(tokens, table, over = vocab)` rows of a table"
 )
 # (terminal, pattern, help): `‸` in the pattern marks the unexpected token; the terminal, unless empty, must be one of
@@ -376,7 +376,8 @@ _WRITTEN = tuple(
         ("", r"[0-9]‸\.", "a digit follows the point: `1.0`"),
         ("", r"\b[fFrRbBuU]‸\"", 'strings are plain, without a letter before them: `"…"`'),
         ("", r"\.(?:shape|size)\s*‸\[", MEMBERS["shape"]),
-        ("PLUS", r"[\w)\]]\s*‸\[", _INDEXING),
+        ("PLUS", r"[\w)\]]\s*‸\[", INDEXING),
+        ("", r"\w\[[^\[\]\n]*‸[,:.]", INDEXING),
         ("MINUS", r"‸~", SIGNS["!"]),
         ("ARROW", r"‸=>", SIGNS["→"]),
         ("COMPARE", r"\n\s*\w+(?:\(\w+\))?\s*‸=>", SIGNS["≥"]),

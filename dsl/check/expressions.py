@@ -197,21 +197,21 @@ class Expressions:
             meaning = self._kept(written, meaning)
         elif written.iterations:
             message = f"`{name.text}` is not kept by the iterations of a repeat, and has no value for each"
-            raise refuse("E0229", message, written.span, help=f"`keep … as {name.text}`, in a repeat before")
+            raise refuse("E0230", message, written.span, help=foreign.INDEXING)
         if isinstance(meaning, Value):
             return [Tensor(meaning.number, meaning.type, name.text, written.span)]
         return [_unitless(Constant(meaning.value, name.text, written.span))]
 
     def _kept(self, written: tree.Path, kept: Kept) -> Value:
-        """What an iteration has kept. Raises Refused (E0229)."""
+        """What an iteration has kept. Raises Refused (E0230)."""
         name, count = written.parts[0].text, len(kept.values)
         if not written.iterations or written.iterations[0] is None:
             message = f"`{name}` has a value for each iteration of its repeat"
-            raise refuse("E0229", message, written.span, help=f"`{name}[0]` is that of the first")
+            raise refuse("E0230", message, written.span, help=f"`{name}[0]` is that of the first")
         number = constants.evaluate(written.iterations[0].first, self.number_of)
         if number.dimension != PLAIN or number.value != int(number.value) or not 0 <= number.value < count:
             message = f"`{expression_text(written)}` is of no iteration: `{name}` has {count}, 0 to {count - 1}"
-            raise refuse("E0229", message, written.span, notes=[f"the number is {float(number.value):g}"])
+            raise refuse("E0230", message, written.span, notes=[f"the number is {float(number.value):g}"])
         return kept.values[int(number.value)]
 
     def _unbound(self, name: tree.Name) -> Refused:

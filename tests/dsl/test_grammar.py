@@ -60,6 +60,6 @@ def test_keywords_are_those_of_the_language():
         "overlap",
         "in",
         "by",
-        *("share", "frozen", "ema", "copy", "number", "on", "stage", "place", "schedule"),
+        *("share", "frozen", "ema", "copy", "keep", "number", "on", "stage", "place", "schedule"),
     }
     assert soft == {*first, "optimizer", "freeze"}
