@@ -289,6 +289,10 @@ class Walk:
                 sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
                 axis = step.options.get("experts", step.type.names[-1])
                 ids.limits.append(sizes[axis] if axis in sizes else operands[0].size(axis))
+        elif step.function in ("sum_by", "mean_by", "max_by"):
+            ids = self.read(operands[1])
+            if ids is not None:
+                ids.limits.append(self.shape(step.type)[step.type.names.index(o["into"])])
         elif step.function in ("gather", "one_hot"):
             table = self.read(operands[0]) if step.function == "gather" else None
             if table is not None:
