@@ -46,16 +46,53 @@ class Resized:
         """The body rewritten. Recursion is as deep as blocks are nested, which the checker bounds."""
         rewritten = self._done.get(id(body))
         if rewritten is None:
-            steps = tuple(self.step(step, body) for step in body.steps)
+            places = self.places(body)
+            types = {place: self.type(type) for place, type in zip(places, body.types, strict=True)}
             rewritten = evolve(
-                body, steps=steps, types=tuple(map(self.type, body.types)), results=self.operands(body.results)
+                body,
+                steps=tuple(self.step(step, body, places) for step in body.steps),
+                types=tuple(types[place] for place in sorted(types)),
+                results=self.operands(body.results, places),
+                updates=tuple(
+                    evolve(each, buffer=places[each.buffer], value=places[each.value]) for each in body.updates
+                ),
             )
             self._done[id(body)] = rewritten
         return rewritten
 
     def model(self, model: spec.Model) -> spec.Model:
         """The model rewritten, with its outputs."""
-        return evolve(model, body=self.body(model.body), answering=self.body(model.answering))
+        places, answers = self.places(model.body), self.places(model.answering)
+        return evolve(
+            model,
+            body=self.body(model.body),
+            loss=places[model.loss],
+            metrics=tuple((name, places[value]) for name, value in model.metrics),
+            outputs=tuple((name, answers[value]) for name, value in model.outputs),
+            answering=self.body(model.answering),
+        )
+
+    def places(self, body: spec.Body) -> list[int]:
+        """The new number of each value of a body. What an iteration that is left out keeps is what the nearest one does
+        that is left.
+        """
+        places = list(range(len(body.inputs)))
+        first = len(places)
+        for step in body.steps:
+            count, width = spec.result_count(step), len(step.carried) if isinstance(step, spec.Repeat) else 0
+            if isinstance(step, spec.Repeat) and step.kept:
+                left = self.kept.get(id(step), range(step.count))
+                nearest = [
+                    min(range(len(left)), key=lambda place: abs(left[place] - number)) for number in range(step.count)
+                ]
+                places += range(first, first + width)
+                for name in range(len(step.kept)):
+                    places += (first + width + name * len(left) + place for place in nearest)
+                count = width + len(step.kept) * len(left)
+            else:
+                places += range(first, first + count)
+            first += count
+        return places
 
     def size(self, axis: Axis) -> int:
         """The new size of an axis."""
@@ -65,9 +102,9 @@ class Resized:
         """The type with the new sizes."""
         return evolve(type, axes=tuple(Axis(axis.name, self.size(axis)) for axis in type.axes))
 
-    def operands(self, operands: tuple[spec.Operand, ...]) -> tuple[spec.Operand, ...]:
-        """The operands, with literals evaluated at the new sizes."""
-        return tuple(each.resized(self.sizes) if isinstance(each, spec.Literal) else each for each in operands)
+    def operands(self, operands: tuple[spec.Operand, ...], places: Sequence[int]) -> tuple[spec.Operand, ...]:
+        """The operands with their new numbers, and literals evaluated at the new sizes."""
+        return tuple(each.resized(self.sizes) if isinstance(each, spec.Literal) else places[each] for each in operands)
 
     def initial_of(self, step: spec.Parameter) -> spec.Call:
         """The new initializer. Buffers are often counts and variances: they begin as declared, but not with zeros."""
@@ -82,18 +119,20 @@ class Resized:
             return window
         return max(1, min(after - 1, round(window * after / before)))
 
-    def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
+    def step(self, step: spec.Step, body: spec.Body, places: Sequence[int]) -> spec.Step:
         """A step of a body, rewritten."""
         if isinstance(step, spec.CallBlock):
-            return evolve(step, body=self.body(step.body), arguments=self.operands(step.arguments))
+            return evolve(step, body=self.body(step.body), arguments=self.operands(step.arguments, places))
         if isinstance(step, spec.Repeat):
             kept = self.kept.get(id(step), range(step.count))
             own = step.bodies if len(step.bodies) == 1 else [step.iteration(number) for number in kept]
             bodies = tuple(map(self.body, own))
-            return evolve(step, bodies=bodies, count=len(kept), carried=self.operands(step.carried))
+            carried, captured = self.operands(step.carried, places), tuple(places[each] for each in step.captured)
+            return evolve(step, bodies=bodies, count=len(kept), carried=carried, captured=captured)
         if isinstance(step, spec.Scan):
             axis = Axis(step.axis.name, self.size(step.axis))
-            return evolve(step, axis=axis, body=self.body(step.body), carried=self.operands(step.carried))
+            carried, captured = self.operands(step.carried, places), tuple(places[each] for each in step.captured)
+            return evolve(step, axis=axis, body=self.body(step.body), carried=carried, captured=captured)
         if isinstance(step, spec.Parameter):
             return evolve(step, type=self.type(step.type), initial=self.initial_of(step))
         if isinstance(step, spec.SharedParameter):
@@ -113,4 +152,4 @@ class Resized:
             assert isinstance(keys, int)
             length = body.types[keys].axis(options["over"]).size
             options = {**options, "window": self.window(options["window"], length, self.sizes.get(options["over"]))}
-        return evolve(step, type=self.type(step.type), options=options, operands=self.operands(step.operands))
+        return evolve(step, type=self.type(step.type), options=options, operands=self.operands(step.operands, places))

@@ -97,7 +97,7 @@ def proxy_of(
             help="`partita run --transport virtual` runs the file itself",
         )
     kept = _kept(original, pipe)
-    body = Resized(sizes, kept, initial).body(model.body)
+    small = Resized(sizes, kept, initial).model(evolve(model, outputs=(), answering=model.body))
     longest = sorted(_repeats(model.body), key=lambda step: len(kept[id(step)]))
     original = renumbered(original, {name: kept[id(step)] for step in longest for name in (step.name, step.scope)})
     _, train = original.trained
@@ -107,7 +107,7 @@ def proxy_of(
         original,
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in original.axes.items()},
         meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in original.meshes.items()},
-        model=evolve(model, body=body, outputs=(), answering=body),
+        model=small,
         layout=_layout(original, pipe, kept),
         schedule=_schedule(original, pipe, microbatches),
         train=evolve(

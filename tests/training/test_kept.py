@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from partita.cli.main import main
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
@@ -106,3 +109,10 @@ def test_what_is_wrong_with_kept_values_is_said(before: str, after: str, code: s
     assert before in FILE
     _, diagnostics = load_text(FILE.replace(before, after, 1).replace("layout = whole", "layout = cut"))
     assert any(each.code == code and words in each.message for each in diagnostics), diagnostics
+
+
+def test_a_plan_measures_some_of_the_iterations(tmp_path: Path):
+    """What those that are left out keep is what the nearest one keeps."""
+    path = tmp_path / "unet.par"
+    path.write_text(FILE.replace("const depth = 4", "const depth = 12").replace("layout = whole  schedule = s  ", ""))
+    assert main(["plan", str(path), "--devices", "2"]) == 0
