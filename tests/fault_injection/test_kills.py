@@ -54,9 +54,9 @@ SAID = re.compile(
 OF_A_PEER = re.compile(r"rank \d: .*\n")
 
 
-# What a machine that is busy otherwise may add: that a checkpoint was due before the last one was written.
-# or that a rank which was stopped for a while held up the others.
-SLOW = re.compile(r"rank 0: warning\[(W0803|W0604)\].*\n(rank 0:   .*\n)*(rank 0: \n)?")
+# What a machine that is busy otherwise may add: that a checkpoint was due before the last one was written, or that a
+# rank which was stopped for a while held up the others. And, where a run was struck at its end, that it is finished.
+SLOW = re.compile(r"rank 0: warning\[(W0803|W0604|W0810)\].*\n(rank 0:   .*\n)*(rank 0: \n)?")
 
 
 @frozen
