@@ -259,10 +259,13 @@ def serve(connection: socket.socket, supervisor: int) -> int:
     gc.freeze()  # a collection in a rank would copy all pages
     threads = os.environ.get(THREADS)
     while True:
-        header, files, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_FILES)
-        if not header:
-            return 0
-        request = json.loads(_read(connection, *LENGTH.unpack(header)))
+        try:
+            header, files, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_FILES)
+            if not header:
+                return 0
+            request = json.loads(_read(connection, *LENGTH.unpack(header)))
+        except (ConnectionError, EOFError):
+            return 0  # the supervisor was killed, and this process soon is
         reader, writer = os.pipe()
         middle = os.fork()
         if middle == 0:
@@ -276,7 +279,8 @@ def serve(connection: socket.socket, supervisor: int) -> int:
             connection.detach()  # `_run` closes it
             return _run(request, files, threads)
         os.waitpid(middle, 0)
-        connection.sendall(os.read(reader, PROCESS.size))
+        with suppress(ConnectionError):
+            connection.sendall(os.read(reader, PROCESS.size))
         for file in (reader, writer, *files):
             os.close(file)
 
