@@ -149,7 +149,7 @@ def _declarations(body: spec.Body) -> Iterator[spec.Step]:
                 yield evolve(step, body=parameters_only(step.body), arguments=())
             case spec.Repeat() if any(spec.parameters(step.body)):
                 bodies = tuple(map(parameters_only, step.bodies))
-                yield evolve(step, bodies=bodies, carried=(), captured=(), names=())
+                yield evolve(step, bodies=bodies, carried=(), captured=(), names=(), kept=())
             case spec.Scan():  # which has no scope of its own
                 yield from _declarations(step.body)
 

@@ -116,3 +116,23 @@ def test_a_plan_measures_some_of_the_iterations(tmp_path: Path):
     path = tmp_path / "unet.par"
     path.write_text(FILE.replace("const depth = 4", "const depth = 12").replace("layout = whole  schedule = s  ", ""))
     assert main(["plan", str(path), "--devices", "2"]) == 0
+
+
+def test_a_shared_block_may_keep_values(tmp_path: Path):
+    path = tmp_path / "shared.par"
+    path.write_text("""axis batch = 4, embed = 6, wide = 6
+block net(x: [batch, embed]) {
+  repeat 2 as layer {
+    param w: [embed, wide] ~ normal(0.5)
+    let x = rename(tanh(dot(x, w, over = embed)), wide -> embed)
+    keep x as seen
+  }
+  return x + seen[0]
+}
+model m(x: [batch, embed], y: [batch, embed]) {
+  share tower = net
+  loss mse(tower(x), tower(y))
+}
+train { data = random() optimizer = sgd(lr = 0.1) steps = 2 }
+""")
+    assert main(["verify", str(path)]) == 0
