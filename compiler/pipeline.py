@@ -121,6 +121,13 @@ def compile_spec(spec: language.Spec, training: bool = True, gpu: bool = False) 
         return _timed("assemble", assembled, _scheduled(state))
 
 
+def check_gradients(spec: language.Spec) -> None:
+    """Differentiate a file's model as written, on one device. Raises Refused if that is not possible."""
+    model, train = spec.trained
+    with collector_paused():
+        differentiate(assign(build(model, train.precision), train.optimizer).graph)
+
+
 def compile_outputs(
     spec: language.Spec,
     names: Sequence[str] = (),

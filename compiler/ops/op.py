@@ -505,7 +505,8 @@ class Op:
         """That an operation which makes gradients has none itself: only what `grad` made is differentiated again."""
         name = self.label.removesuffix("_gradient")
         message = f"`{name}` has no second derivative, and the gradient through it is differentiated again"
-        help = f"`stop_gradient` of this gradient, or simpler operations than `{name}`"
+        instead = "`dot` and `softmax` in place of it" if name == "attend" else "other operations in place of it"
+        help = f"{instead}; or `stop_gradient` of this gradient"
         return refuse("E0423", message, node.span, help=help)
 
     def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:

@@ -263,7 +263,8 @@ class _Builder(Builder):
         if result is None:
             asked_for = f" in `{step.span.text}`" if step.span else ""
             message = f"no gradient flows from the first value to the second{asked_for}"
-            help = "the first must be computed from the second, in the same `scan` and without `stop_gradient` between"
+            help = "compute the first from that very value: bound by `let` before, not bound anew since, in the same "
+            help += "`scan` if in any, and without `stop_gradient` between"
             if x in dependent(self.nodes, [y]):
                 help = "arguments swapped? `grad(y, x)` is the gradient of the first by the second"
             raise refuse("E0423", message, step.span, help=help)

@@ -91,7 +91,7 @@ def differentiate(graph: Graph) -> Graph:
                 "E0408",
                 f"parameter `{parameter.name}` does not reach {_loss_of(parameter)} with a gradient",
                 parameter.span,
-                help="use it, remove it, or freeze it",
+                help="use it, remove it, or freeze it" + ("; or another loss after `by`" if parameter.loss else ""),
             )
             for parameter in lost
         )

@@ -282,7 +282,9 @@ class BodyChecker:
             return
         if self.scope.kept is None:
             message = "`keep` is a statement of a `repeat`: it keeps a value of each iteration"
-            self.report.error("E0230", message, statement.span, help="`let`, elsewhere")
+            self.scope.bind(name.text, UNKNOWN, name.span)
+            help = "`let`, elsewhere; after a `scan`, what it carries has all positions"
+            self.report.error("E0230", message, statement.span, help=help)
         elif name.text in self.scope.kept or self.scope.find(name.text) is not None:
             self.report.error("E0217", f"`{name.text}` is bound already", name.span, help="another name")
         else:

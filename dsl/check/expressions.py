@@ -215,6 +215,11 @@ class Expressions:
         return kept.values[int(number.value)]
 
     def _unbound(self, name: tree.Name) -> Refused:
+        inside = nodes(*self.body, *self.known.declarations.models.values(), *self.known.declarations.blocks.values())
+        if any(isinstance(each, tree.Keep) and each.name.text == name.text for each in inside):
+            message = f"`{name.text}` is kept in a repeat, and read after it in the body around that"
+            help = f"in it, a value of the turn before is carried by `let`; further out, `keep {name.text}[0] as other`"
+            return refuse("E0230", message, name.span, help=help)
         later = bindings_in(self.body)
         if name.text in later:
             place, ended = later[name.text]

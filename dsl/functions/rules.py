@@ -194,8 +194,10 @@ def _stop_gradient(use: Use) -> Typed:
 
 @function("grad", slots=["y", "x"])
 def _grad(use: Use) -> Typed:
-    use.floating("y")
-    use.floating("x")
+    for slot in ("y", "x"):
+        if use[slot].type.dtype not in FLOATS:
+            message = f"`{use[slot].text}` is {use[slot].type.dtype}, through which no gradient flows"
+            raise use.refuse("E0205", message, slot, "a gradient is of floats by floats")
     return use["x"].type, {}
 
 

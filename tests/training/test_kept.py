@@ -102,7 +102,7 @@ def test_kept_values_are_those_of_their_iteration(layout: str):
         ("  loss mse", "  keep x as more\n  loss mse", "E0230", "statement of a `repeat`"),
         ("let joined = concat(x,", "let skips = concat(x,", "E0220", "cannot be bound anew"),
         ("keep x as skips\n", "keep x as skips\n keep x as unread\n", "W0201", "`unread` is not used"),
-        ("let x = residual(x)\n", "let x = residual(x) + skips[0]\n", "E0201", "unknown name `skips`"),
+        ("let x = residual(x)\n", "let x = residual(x) + skips[0]\n", "E0230", "is kept in a repeat"),
     ],
 )
 def test_what_is_wrong_with_kept_values_is_said(before: str, after: str, code: str, words: str):
@@ -114,7 +114,7 @@ def test_what_is_wrong_with_kept_values_is_said(before: str, after: str, code: s
 def test_a_plan_measures_some_of_the_iterations(tmp_path: Path):
     """What those that are left out keep is what the nearest one keeps."""
     path = tmp_path / "unet.par"
-    path.write_text(FILE.replace("const depth = 4", "const depth = 12").replace("layout = whole  schedule = s  ", ""))
+    path.write_text(FILE.replace("const depth = 4", "const depth = 12").replace("layout = whole", "layout = cut"))
     assert main(["plan", str(path), "--devices", "2"]) == 0
 
 
