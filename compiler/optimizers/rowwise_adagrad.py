@@ -36,8 +36,8 @@ class RowwiseAdagrad(Update):
         return not self.decay
 
     def by_rows(self, axis: str) -> bool:
-        """Of the axis that it has a number for each position of."""
-        return self.rows == (axis,)
+        """Of an axis that it has a number for each position of."""
+        return axis in self.rows
 
     def state_types(self, parameter: Type) -> tuple[Type, ...]:
         """One number for each row."""

@@ -89,6 +89,7 @@ def optimizer(name: str, parameters: dict[str, Tensor], **arguments: float) -> t
     decayed = [p for p in parameters.values() if not any(p is q for q in plain)]
     decay = arguments.pop("weight_decay", 0.0)
     assert not arguments.pop("sparse", False)  # torch has no such updates
+    assert (arguments.pop("every", 1), arguments.pop("from", 1)) == (1, 1)
     groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
     cls = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
     return cls([g for g in groups if g["params"]], **arguments)

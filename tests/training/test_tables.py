@@ -352,3 +352,17 @@ def test_gpus_which_go_through_entries_without_ids_make_the_same(rule: str, monk
     found = figures(spec)
     for name, each in expected.items():
         assert torch.equal(found[name], each), name
+
+
+def test_rows_along_another_axis_than_the_optimizer_tells_apart_are_not_sparse():
+    """The lookup that it goes by is the first, which nothing reads."""
+    text = """axis batch = 4, seq = 3, rows = 5, slots = 2, embed = 6
+model m(x: i64[batch, seq], y: i64[batch, seq]) {
+  param t: [rows, slots, embed] ~ normal(0.5)
+  let unused = embedding(x, t, over = rows)
+  let used = gather(t, y, along = slots)
+  loss mean(used * used)
+}
+train { data = random() optimizer = rowwise_adagrad(lr = 0.1) steps = 2 precision = f64 }
+"""
+    assert not prepare(checked(text, "m.par")).training.tables.over

@@ -22,7 +22,7 @@ from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
 from partita.compiler.ops.host import CopyOut, Prefetch, ToDevice, ToHost, WaitCopyOut, WaitPrefetch
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
-from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
+from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd, ScatterMax
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import (
     LayerNormGradient,
@@ -111,7 +111,7 @@ class Case:
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
     *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
-    *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "adagrad", "float8_dot"),
+    *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "scatter_max", "adagrad", "float8_dot"),
     *("sum_of_groups", "outer_sgd", "outer_nesterov"),
 )
 
@@ -278,6 +278,8 @@ CASES: list[Case] = [
     Case("scatter_add", ScatterAdd("v", (V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
     Case("scatter_add-guarded", ScatterAdd("v", (V, C), True), (i(A), f(A, C)), limit=15, differentiable=False),
     Case("scatter_add-batch", ScatterAdd("v", (A, V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
+    Case("scatter_max", ScatterMax("v", (V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
+    Case("scatter_max-batch", ScatterMax("v", (A, V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
     Case(
         "coalesce",
         Coalesce(("a",), 2, BLOCKS, ENTRIES),

@@ -30,7 +30,7 @@ COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
 # Operations that only move, add, multiply and compare: on integers their parts make up the result to the bit.
 EXACT = {
     *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
-    *("slice", "pad", "concat", "gather", "scatter_add", "pick", "iota", "random"),
+    *("slice", "pad", "concat", "gather", "scatter_add", "scatter_max", "pick", "iota", "random"),
     *("microbatch", "top_k", "routed_dot", "routed_outer", "slot_index", "dispatch", "collect", "load"),
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "states_before", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
