@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import Builder, Node, Value
-from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.pointwise import added
 
 # Of each value the parts of its cotangent, one for each use, with the node that reads it there.
 Parts = dict[Value, list[tuple[Value, Node]]]
@@ -42,10 +42,7 @@ def cotangents(
 
     def cotangent(value: Value, _: Node | None = None) -> Value | None:
         if value not in known and value in parts:
-            first, *others = (part for part, _ in parts[value])
-            for other in others:
-                first = pointwise(build, "add", first, other)
-            known[value] = first
+            known[value] = added(build, [part for part, _ in parts[value]])
         return known.get(value)
 
     wanted = list(of)

@@ -430,10 +430,6 @@ class VirtualRun:
         self.cluster.run([evaluation(rank) for rank in self.ranks])
         return results[0]
 
-    def loss(self) -> float:
-        """The loss of the last training step."""
-        return self.ranks[0].results(self.ranks[0].training)[0]
-
     def metrics(self) -> dict[str, float]:
         """Metrics of the last training step."""
         return self.ranks[0].results(self.ranks[0].training)[1]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Op, ShardingRule, agree, op, permuted, shape_text
+from partita.compiler.ops.pointwise import summed_to
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
-from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Axis, Type
 
@@ -253,7 +253,7 @@ class RoutedDot(Routed):
         columns = tuple(axis.name for axis in routing.columns)
         back = build.apply(RoutedDot(columns, self.along, self.guarded), d, w, ids)
         outer = RoutedWeightGradient(self.over, self.along, w.type.axes, self.guarded)
-        return _as(build, back, x.type), build.apply(outer, x, ids, d), None
+        return arranged(build, summed_to(build, back, x.type), x.type.names), build.apply(outer, x, ids, d), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
@@ -270,12 +270,6 @@ class RoutedDot(Routed):
     def _routing(self, operands: Sequence[Type]) -> Routing:
         x, w, ids = operands
         return Routing(x, w, ids, self.over, self.along)
-
-
-def _as(build: Builder, value: Value, type: Type) -> Value:
-    """The value, summed over the axes that a type lacks and in its order."""
-    summed = [name for name in value.type.names if not type.has(name)]
-    return arranged(build, total(build, value, summed, type.dtype) if summed else value, type.names)
 
 
 @op("routed_outer")
@@ -312,7 +306,8 @@ class RoutedWeightGradient(Routed):
         columns = [name for name in d.type.names if cotangent.type.has(name) and not x.type.has(name)]
         to_x = build.apply(RoutedDot(tuple(columns), self.along, self.guarded), cotangent, d, ids)
         to_d = build.apply(RoutedDot(self.over, self.along, self.guarded), x, d, ids)
-        return _as(build, to_x, x.type), None, _as(build, to_d, cotangent.type)
+        to_x = arranged(build, summed_to(build, to_x, x.type), x.type.names)
+        return to_x, None, arranged(build, summed_to(build, to_d, cotangent.type), cotangent.type.names)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """The table's axes, of which the experts need all rows; rows, for a partial result; linear in x and d."""

@@ -21,7 +21,7 @@ from partita.compiler.ops.op import (
     wide_bytes,
     widening_bytes,
 )
-from partita.compiler.ops.pointwise import cast, pointwise
+from partita.compiler.ops.pointwise import added, cast, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
@@ -93,10 +93,7 @@ class NegativeLogLikelihood(Op):
             peak = pointwise(build, "maximum", peak, logarithm)
             picked = pointwise(build, "add", picked, logit)
         terms = [pointwise(build, "exp", pointwise(build, "subtract", each, peak)) for each in logarithms]
-        total = terms[0]
-        for term in terms[1:]:
-            total = pointwise(build, "add", total, term)
-        denominator = pointwise(build, "add", pointwise(build, "log", total), peak)
+        denominator = pointwise(build, "add", pointwise(build, "log", added(build, terms)), peak)
         return pointwise(build, "subtract", denominator, picked), denominator
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -116,7 +113,7 @@ class NegativeLogLikelihood(Op):
         if d[1] is not None:
             slope = pointwise(build, "multiply", _probabilities(build, logits, denominator), d[1])
             parts.append(cast(build, slope, logits.type.dtype))
-        return (pointwise(build, "add", *parts) if len(parts) > 1 else parts[0]), None
+        return added(build, parts), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with classes last."""

@@ -24,7 +24,7 @@ from partita.compiler.ops.op import (
     wide_bytes,
     widening_bytes,
 )
-from partita.compiler.ops.pointwise import cast, constant, pointwise
+from partita.compiler.ops.pointwise import added, cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Type
@@ -130,7 +130,7 @@ class Normalize(Op):
             slope = pointwise(build, "multiply", pointwise(build, "multiply", rate, rate), d[1])
             slope = scaled(build, slope, -rate.type.elements / y.type.elements)
             parts.append(pointwise(build, "multiply", y, cast(build, slope, y.type.dtype)))
-        return (pointwise(build, "add", *parts) if len(parts) > 1 else parts[0],)
+        return (added(build, parts),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""

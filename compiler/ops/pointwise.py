@@ -306,6 +306,14 @@ def pointwise(build: Builder, function: str, *inputs: Value, name: str | None = 
     return build.apply(Pointwise(function), *inputs, name=name)
 
 
+def added(build: Builder, values: Sequence[Value]) -> Value:
+    """The sum of values, in order."""
+    result = values[0]
+    for value in values[1:]:
+        result = pointwise(build, "add", result, value)
+    return result
+
+
 # ---------------------------------------------------------------- the table
 
 

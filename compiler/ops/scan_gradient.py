@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.ops.body import Body, body_of
 from partita.compiler.ops.op import Op, make
-from partita.compiler.ops.pointwise import cast, constant, pointwise
+from partita.compiler.ops.pointwise import added, cast, constant, pointwise
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import Expand, arranged
-from partita.compiler.reverse import derivatives
+from partita.compiler.reverse import Parts, dependent, reverse
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -47,28 +47,18 @@ def scan_gradients(
     through = {i: inner.value(f"through {i}", inputs[i].type) for i in states}
     incoming = {i: value for i, value in enumerate(d[count : 2 * count]) if value is not None}
     direct = {i: inner.value(f"direct {i}", inputs[i].type) for i in incoming}
-    contributions: dict[Value, list[Value]] = {}
+    forward = list(inner.nodes)
+    flowing = dependent(forward, inputs)
+    contributions: Parts = {}
     for i in states:
         whole = pointwise(inner, "add", through[i], direct[i]) if i in direct else through[i]
-        contributions.setdefault(values[body.results[i]], []).append(whole)
-    forward = {value: each for each in inner.nodes for value in each.outputs}
-    flowing = _flowing(inner.nodes, [value for value in inputs if value.type.is_float])
+        contributions.setdefault(values[body.results[i]], []).append((whole, node))
 
-    def cotangent(value: Value) -> Value | None:
-        parts = contributions.get(value, [])
-        if not parts:
-            return None
-        result = parts[0]
-        for part in parts[1:]:
-            result = pointwise(inner, "add", result, part)
-        return result
+    def cotangent(value: Value, _: Node | None = None) -> Value | None:
+        parts = contributions.get(value)
+        return None if parts is None else added(inner, [part for part, _ in parts])
 
-    for each in reversed(list(dict.fromkeys(forward.values()))):
-        parts = derivatives(inner, each, [cotangent(value) for value in each.outputs])
-        for value, part in zip(each.inputs, parts, strict=True):
-            if part is not None and value in flowing:
-                contributions.setdefault(value, []).append(part)
-
+    reverse(inner, forward, contributions, flowing, cotangent)
     producers = {value: each for each in inner.nodes for value in each.outputs}
 
     def settled(value: Value, type: Type) -> Value:
@@ -87,14 +77,14 @@ def scan_gradients(
     products: dict[int, list[tuple[Op, Value, Value]]] = {}
     for i in range(first_shared, len(inputs)):
         rest = []
-        for part in contributions.get(inputs[i], []):
+        for part, reader in contributions.get(inputs[i], []):
             source = producers.get(part)
             fixed = inputs[first_shared:]
             if source is not None and source.op.total(axis.name) and any(v not in fixed for v in source.inputs):
                 a, b = source.inputs
                 products.setdefault(i, []).append((source.op, a, b))
             else:
-                rest.append(part)
+                rest.append((part, reader))
         if rest:
             contributions[inputs[i]] = rest
             sums[i] = settled(inputs[i], inputs[i].type)
@@ -148,15 +138,6 @@ def scan_gradients(
                 build, cotangents[i], _product(build, product, axis, outside[a], outside[b]), inputs[i].type
             )
     return tuple(cotangents)
-
-
-def _flowing(nodes: Sequence[Node], sources: Sequence[Value]) -> set[Value]:
-    """Values that depend differentiably on the wanted ones."""
-    flowing = set(sources)
-    for node in nodes:
-        if node.op.differentiable and any(value in flowing for value in node.inputs):
-            flowing.update(value for value in node.outputs if value.type.is_float)
-    return flowing
 
 
 def _product(build: Builder, product: Op, axis: Axis, a: Value, b: Value) -> Value:

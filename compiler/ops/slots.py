@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, agree, op, permuted, shape_text
+from partita.compiler.ops.pointwise import summed_to
 from partita.compiler.ops.position import PLACE, Positioned, Shards, offset_text
-from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Axis, Type
 
@@ -156,10 +156,7 @@ class Dispatch(Slotted):
         x, ids, slots = node.inputs
         back = Collect(self.experts.name, self.slots.name, self.guarded)
         rows = build.apply(back, d, ids, slots)
-        summed = [name for name in self.own if not x.type.has(name)]
-        if summed:
-            rows = total(build, rows, summed, x.type.dtype)
-        return arranged(build, rows, x.type.names), None, None
+        return arranged(build, summed_to(build, rows, x.type), x.type.names), None, None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, on [others, own, rest]."""

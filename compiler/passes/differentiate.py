@@ -29,8 +29,7 @@ def differentiate(graph: Graph) -> Graph:
     A parameter that reaches the loss only in some iterations or calls has zero gradients in the others. Raises Refused
     (E0408) if it never does.
     """
-    differentiable = dependent(graph.nodes, (each.value for each in graph.parameters if each.trained))
-    activations = differentiable & _data_dependent(graph)
+    activations = _data_dependent(graph)
     names = [value.name for node in graph.nodes for value in node.outputs]
     build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
     build.phase = Phase.BACKWARD
@@ -116,11 +115,11 @@ def _loss_of(parameter: Parameter) -> str:
 
 def _data_dependent(graph: Graph) -> set[Value]:
     """Values that depend on the model's inputs or on random numbers."""
-    dependent = {each.value for each in graph.inputs}
+    found = {each.value for each in graph.inputs}
     for node in graph.nodes:
-        if node.op.random or any(value in dependent for value in node.inputs):
-            dependent.update(node.outputs)
-    return dependent
+        if node.op.random or any(value in found for value in node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def without_dead(graph: Graph) -> Graph:

@@ -44,8 +44,6 @@ def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> d
         if isinstance(statement, tree.Let | tree.Param | tree.Buffer | tree.Sample):
             bindings.update({name.text: (name.span, inside) for name in statement.names})
         elif isinstance(statement, tree.Repeat | tree.Scan):
-            kept = (each.name for each in statement.body if isinstance(each, tree.Keep))
-            bindings.update({name.text: (name.span, inside) for name in kept})
             for name, place in bindings_in(statement.body, True).items():
                 bindings.setdefault(name, place)
     return bindings

@@ -148,8 +148,8 @@ class Point:
     def __attrs_post_init__(self) -> None:
         self._run = VirtualRun(self.plan)
         self._parameters = self._run.parameters()
-        _, self.norm = self._run.step(1, self.batch)
-        self.loss = sum(self._loss_of(self._run, each) for each in self._by_loss)
+        losses, self.norm = self._step(self._run)
+        self.loss = sum(losses[each] for each in self._by_loss)
         self.gradients = self._run.gradients()
 
     @cached_property
@@ -161,9 +161,12 @@ class Point:
                 by.setdefault(each.loss, set()).add(each.name)
         return by
 
-    def _loss_of(self, run: VirtualRun, name: str | None) -> float:
-        """A loss of the last step."""
-        return run.loss() if name is None else run.metrics()[name]
+    def _step(self, run: VirtualRun) -> tuple[dict[str | None, float], float]:
+        """The losses of a step by name, None for the whole, and the norm of its gradients."""
+        loss, norm = run.step(1, self.batch)
+        losses: dict[str | None, float] = {None: loss}
+        losses.update((name, value) for name, value in run.metrics().items())
+        return losses, norm
 
     @cached_property
     def _around(self) -> VirtualRun:
@@ -210,8 +213,7 @@ class Point:
         for loss, names in self._by_loss.items():
             own = {name: self._parameters[name] + length * each for name, each in direction.items() if name in names}
             self._around.set_parameters({**self._parameters, **own})
-            self._around.step(1, self.batch)
-            found += self._loss_of(self._around, loss)
+            found += self._step(self._around)[0][loss]
         return found
 
 
