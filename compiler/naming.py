@@ -13,6 +13,11 @@ from partita.dsl.names.paths import has_ranges, is_end, split_part, without_rang
 MAX_NAMED = 4  # of many names
 
 
+def chunks(axis: str) -> str:
+    """The axis of the chunks into which an operation divides an axis: a layout splits it in its place."""
+    return f"{axis}~chunk"
+
+
 def matches(path: Sequence[str], name: str) -> bool:
     """Whether a rule's path names a scope or tensor: in all iterations, or in those that it says."""
     if not has_ranges(path):

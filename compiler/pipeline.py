@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
+from math import prod
 from time import perf_counter
 from typing import TypeVar
 
@@ -153,7 +154,7 @@ def compile_outputs(
         whole = one_microbatch(state.batch)
         state = evolve(state, schedule_call=whole, outputs=tuple(names or known), beside=beside, compiled=False)
         state = evolve(state, iterations=None if beside is None else beside.iterations)
-        built = _timed("build", _build, state)
+        built = _timed("build", partial(_build, in_parts=part is not None), state)
         if part is not None:
             forward, parts = decoded(of_mode(built.forward, False, state.batch), *part, masters=beside is not None)
             built = evolve(built, forward=forward, parts=parts)
@@ -316,11 +317,12 @@ def _configured(spec: language.Spec, training: bool, placement: Placement | None
     )
 
 
-def _build(state: Configured) -> Built:
+def _build(state: Configured, in_parts: bool = False) -> Built:
     model = _of_a_group(state, state.model) if state.training else state.model
     if state.batches != 1:
         model = with_larger_batch(state.model, state.batch, state.batches)
-    forward = build(model, state.train.dtype, state.training, state.outputs)
+    shards = None if in_parts else _shards(state)
+    forward = build(model, state.train.dtype, state.training, state.outputs, shards)
     if state.train.float8:
         forward = in_float8(forward)
     if state.training:
@@ -344,6 +346,16 @@ def _build(state: Configured) -> Built:
     whole = build(model, state.train.dtype, False) if state.outputs else forward
     updates = assign(whole, state.train.optimizer).updates
     return extended(Built, state, forward=_stored(forward, updates, updates), updates=updates)
+
+
+def _shards(state: Configured) -> dict[str, int]:
+    """The number of shards of each axis that the layout splits."""
+    found: dict[str, int] = {}
+    for rule in state.spec.layout.rules if state.spec.layout else ():
+        if isinstance(rule, language.ShardRule):
+            parts = prod(state.mesh.sizes[axis] for axis in rule.mesh_axes)
+            found |= {target.name: parts for target in rule.targets if not target.is_class}
+    return found
 
 
 def _stored(graph: Graph, trained: Collection[str], updates: Mapping[str, Update]) -> Graph:

@@ -47,6 +47,15 @@ def strided(nodes: Iterable[Node]) -> set[Value]:
     return views
 
 
+def repeated(nodes: Iterable[Node]) -> set[Value]:
+    """The views of which several elements are one in memory, so that some of their axes cannot be viewed as one."""
+    views: set[Value] = set()
+    for node in nodes:
+        if node.op.is_view and (node.op.repeats or node.inputs[0] in views):
+            views.update(node.outputs)
+    return views
+
+
 def live_bytes(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mapping[Value, Value] | None = None) -> int:
     """Bytes of the tensors that `values` lie in, each counted once. `alias_root` maps a view to the value whose memory
     it has (by default, that of the views among `nodes`). Constants, and what slices share, cost nothing.
@@ -109,6 +118,7 @@ def working_set(
     its caller holds the tensor until that unit or run ends.
     """
     nodes = [node for run in runs for unit in run for node in unit]
+    apart = {*apart, *repeated(nodes)}
     alias_root = roots(nodes) if alias_root is None else alias_root
     last: dict[Value, int] = {}
     origins: dict[Value, tuple[int, int]] = {}  # where the run and the unit that make a tensor begin

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from partita.compiler.layout import SUM, State
-from partita.compiler.ops.op import OPS, Argument, Op, ShardingRule, as_tensor, attributes
+from partita.compiler.ops.op import OPS, Argument, Op, ShardingRule, accumulation, as_tensor, attributes
 from partita.dsl.reprs import Shortened
 from partita.dsl.types import Type
 
@@ -80,6 +80,12 @@ class Body(Shortened):
         """The body after an axis has been cut."""
         inputs = tuple(type.resized(axis, size) if type.has(axis) else type for type in self.inputs)
         steps = tuple(evolve(step, op=step.op.resized(axis, size)) for step in self.steps)
+        return evolve(self, inputs=inputs, steps=steps)
+
+    def widened(self) -> Body:
+        """The body in the dtype of accumulation."""
+        inputs = tuple(type.with_dtype(accumulation(type.dtype)) for type in self.inputs)
+        steps = tuple(evolve(step, op=step.op.widened()) for step in self.steps)
         return evolve(self, inputs=inputs, steps=steps)
 
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Body:

@@ -110,6 +110,11 @@ class Dot(Op):
         plan = MatrixPlan(self, operands)
         return plan.copied + (operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0)
 
+    def workspace_strided(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The same, and copies of operands of which several axes are one of a matrix."""
+        plan = MatrixPlan(self, operands)
+        return self.workspace(operands, results) - plan.copied + plan.copied_strided
+
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Two products, each with its operands in the order that yields the right order of axes, if one does."""
         a, b = node.inputs
@@ -252,8 +257,24 @@ class MatrixPlan:
     @property
     def copied(self) -> int:
         """Bytes of copies of operands that are no matrices in memory."""
-        each = ((self.a, self.rows, self.depth), (self.b, self.depth, self.columns))
-        return sum(copied_bytes(type, [_names(axes) for axes in (self.batch, *groups)]) for type, *groups in each)
+        return sum(copied_bytes(type, [_names(axes) for axes in groups]) for type, groups in self._groups)
+
+    @property
+    def copied_strided(self) -> int:
+        """The same if no two axes of an operand follow each other in memory."""
+        return sum(
+            type.bytes
+            for type, groups in self._groups
+            if any(sum(axis.size > 1 for axis in axes) > 1 for axes in groups)
+        )
+
+    @property
+    def _groups(self) -> list[tuple[Type, tuple[tuple[Axis, ...], ...]]]:
+        """The operands, and the groups of their axes that are one dimension each."""
+        return [
+            (self.a, (self.batch, self.rows, self.depth)),
+            (self.b, (self.batch, self.depth, self.columns)),
+        ]
 
     def matrices(self, arguments: Sequence[Argument]) -> tuple[str, str]:
         """Texts of both operands as matrices (stacks of matrices with batch axes)."""

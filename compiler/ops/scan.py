@@ -142,6 +142,10 @@ class Scan(Op):
         """With the body's operations told their shards."""
         return evolve(self, body=self.body.sharded(axis, size, mesh_axis, parts))  # type: ignore[misc]
 
+    def widened(self) -> Op:
+        """With the body widened."""
+        return evolve(self, body=self.body.widened())  # type: ignore[misc]
+
     def unsharded(self, keep: Collection[str | None]) -> Op:
         """With the body's operations without their positions on the mesh."""
         steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)

@@ -27,14 +27,23 @@ from partita.dsl.types import FLOATS, INTEGERS, Type
 
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
+NOT_SPLIT: Mapping[str, int] = {}  # the shards of axes where there are none
 
-def build(model: spec.Model, precision: str, training: bool = True, outputs: Sequence[str] = ()) -> Graph:
-    """The forward graph of a model. With `training` false, dropout is the identity.
+
+def build(
+    model: spec.Model,
+    precision: str,
+    training: bool = True,
+    outputs: Sequence[str] = (),
+    shards: Mapping[str, int] | None = NOT_SPLIT,
+) -> Graph:
+    """The forward graph of a model. With `training` false, dropout is the identity. `shards` has the axes that a layout
+    splits, with the number of shards; it is None where a sequence goes through the graph part by part.
 
     What `training()` decides is still open (`partita.compiler.passes.mode`): both kinds of steps have the same stages.
     With `outputs`, the graph computes these, and no loss, metrics and updates.
     """
-    builder = _Builder(precision, training, model.operations)
+    builder = _Builder(precision, training, model.operations, shards)
     scope = model.name
     builder.scope = scope
     arguments = []
@@ -76,10 +85,17 @@ def build(model: spec.Model, precision: str, training: bool = True, outputs: Seq
 class _Builder(Builder):
     """A builder that walks bodies. Recursion is as deep as blocks are nested, which the checker bounds."""
 
-    def __init__(self, precision: str, training: bool, operations: Mapping[str, spec.Operation]) -> None:
+    def __init__(
+        self,
+        precision: str,
+        training: bool,
+        operations: Mapping[str, spec.Operation],
+        shards: Mapping[str, int] | None,
+    ) -> None:
         super().__init__()
         self.precision = precision
         self.training = training
+        self.shards = shards
         self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.named: dict[str, Value] = {}  # the parameters by full name
@@ -244,7 +260,7 @@ class _Builder(Builder):
             dtype = tensors[0].type.dtype if tensors else accumulation(self.precision)
         operands = [self.operand(operand, values, dtype) for operand in step.operands]
         name = f"{scope}.{step.name or step.function}"
-        site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
+        site = Site(self, operands, step.options, self.typed(step.type), name, self.training, self.shards)
         return lower(step.function, site)
 
     def derivative(self, step: spec.Apply, values: Sequence[Value], steps: Sequence[spec.Step]) -> Value:

@@ -15,8 +15,10 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
 from partita.compiler.ops.convolution import Conv
+from partita.compiler.ops.delta_rule import DeltaRule, in_chunks
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import TopK
+from partita.compiler.ops.inverse import Inverse
 from partita.compiler.ops.linear_scan import LinearScan
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd, ScatterMax
 from partita.compiler.ops.loss import KnownTargets, NegativeLogLikelihood
@@ -33,7 +35,9 @@ from partita.dsl.types import Type
 
 @frozen(eq=False)
 class Site:
-    """An application of a function: the builder, operands, options and result type, and the result's name."""
+    """An application of a function: the builder, operands, options and result type, and the result's name; of axes that
+    a layout splits, into how many shards, or None where a sequence goes through the graph part by part.
+    """
 
     build: Builder
     operands: Sequence[Value]
@@ -41,6 +45,7 @@ class Site:
     type: Type
     name: str
     training: bool
+    shards: Mapping[str, int] | None
 
 
 Lowering = Callable[[Site], Value]
@@ -334,6 +339,26 @@ def _linear_scan(site: Site) -> Value:
     if not a.type.has(over):
         a = build.apply(Expand((site.type.axis(over),)), a)
     return build.apply(LinearScan(over, site.options["backward"]), a, b, name=site.name)
+
+
+@lowering("delta_rule")
+def _delta_rule(site: Site) -> Value:
+    build, over = site.build, site.options["over"]
+    q, k, v, *gates = site.operands
+    axis = site.type.axis(over)
+    gates = [gate if gate.type.has(over) else build.apply(Expand((axis,)), gate) for gate in gates]
+    op = DeltaRule(over, site.options["along"], gated=len(gates) > 1)
+    operands = [*unified(build, [q, k, v, gates[0]]), *gates[1:]]
+    if site.shards is None:
+        return arranged(build, build.apply(op, *operands, name=site.name), site.type.names)
+    return arranged(build, in_chunks(build, op, operands, site.shards.get(over, 1), site.name), site.type.names)
+
+
+@lowering("inverse")
+def _inverse(site: Site) -> Value:
+    (x,) = site.operands
+    wide = cast(site.build, x, accumulation(x.type.dtype))
+    return cast(site.build, site.build.apply(Inverse(**site.options), wide), x.type.dtype, site.name)
 
 
 @lowering("layer_norm")

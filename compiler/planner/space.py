@@ -50,7 +50,7 @@ FABRICS = {
 # The layout's class for each ZeRO stage.
 CLASSES = ("", "state", "grad", "param")
 # The functions that go through positions, and those of experts.
-OF_POSITIONS = ("attend", "linear_scan")
+OF_POSITIONS = ("attend", "linear_scan", "delta_rule")
 # How a sequence is split: contiguously, or in zigzag order, keys and values exchanged in the faster way or in this.
 EXCHANGES = ("", "zigzag", "gather", "heads", "ring")
 

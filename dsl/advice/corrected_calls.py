@@ -17,7 +17,7 @@ MOST = 4  # arguments that are tried in another order
 # Functions that work along the axis of features, the last one of what they take.
 OF_FEATURES = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "arg_max"))
 # Functions that work along positions: the first axis that is not the batch.
-OF_POSITIONS = frozenset(("cumsum", "shift", "rope", "linear_scan", "attend"))
+OF_POSITIONS = frozenset(("cumsum", "shift", "rope", "linear_scan", "delta_rule", "attend"))
 
 
 def likely(function: str, slot: str, tensors: Sequence[Tensor]) -> tuple[str, ...]:

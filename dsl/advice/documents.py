@@ -49,6 +49,12 @@ class Mixing:
                 break
         return f"{self.step.function}({', '.join(texts)})"
 
+    def widened(self, argument: str, number: int) -> str:
+        """An argument with the axes of the ids."""
+        type = self.types[number]
+        missing = [name for name in self.tokens if type.axes and not type.has(name)]
+        return f"expand({argument}, [{', '.join(missing)}])" if missing else argument
+
     @property
     def zero(self) -> str:
         """Nothing, in the dtype of the result."""
@@ -88,10 +94,16 @@ def _softmax_between(mixing: Mixing) -> tuple[str, str] | None:
 
 def _linear_scan(mixing: Mixing) -> tuple[str, str]:
     takes, begins = beginning(mixing.axis, mixing.step.options["backward"])
-    factor, type = mixing.argument("a", 0), mixing.types[0]
-    missing = [name for name in mixing.tokens if type.axes and not type.has(name)]
-    wide = f"expand({factor}, [{', '.join(missing)}])" if missing else factor
-    return takes, f"write `{mixing.call(factor, f'where({begins}, 0.0, {wide})')}`"
+    factor = mixing.argument("a", 0)
+    return takes, f"write `{mixing.call(factor, f'where({begins}, 0.0, {mixing.widened(factor, 0)})')}`"
+
+
+def _delta_rule(mixing: Mixing) -> tuple[str, str]:
+    if len(mixing.types) < 5:  # nothing fades
+        whole = mixing.call().removesuffix(")")
+        return POSITIONS, f"write `{whole}, decay = cast(positions != 0, {mixing.step.type.dtype}))`"
+    decay = mixing.argument("decay", 4)
+    return POSITIONS, f"write `{mixing.call(decay, f'where(positions == 0, 0.0, {mixing.widened(decay, 4)})')}`"
 
 
 def _cumsum(mixing: Mixing) -> tuple[str, str]:
@@ -127,6 +139,7 @@ Advice = Callable[[Mixing], tuple[str, str] | None]
 WITHIN: Mapping[str, Advice] = {
     "attend": _attend,
     "linear_scan": _linear_scan,
+    "delta_rule": _delta_rule,
     "cumsum": _cumsum,
     "shift": _shift,
     "conv": _windows,

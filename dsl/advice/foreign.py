@@ -77,6 +77,7 @@ var std: the mean of the squares of `x - mean(x, over = axis)`
 norm: `sqrt(sum(x * x, over = axis))`
 normalize cosine_similarity: `x * rsqrt(sum(x * x, over = axis) + 1e-12)` has length 1
 checkpoint remat: `recompute` is a rule of the layout
+gated_delta_rule chunk_gated_delta_rule delta_net gated_delta_net: `delta_rule(q, k, v, beta, decay, over, along)`
 associative_scan selective_scan mamba ssm: `linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]
 grads gradient vjp value_and_grad autograd backward:
     `grad(y, x)` by `x` of the sum of all elements of `y`, as a tensor with the axes of `x`

@@ -61,7 +61,8 @@ def _windows(step: spec.Apply, types: Sequence[Type]) -> Sequence[str]:
 # of them: the loss itself is such a sum.
 ALONG: Mapping[str, Callable[[spec.Apply, Sequence[Type]], Sequence[str]]] = {
     **dict.fromkeys(
-        ("attend", "linear_scan", "cumsum", "shift", "softmax", "log_softmax"), lambda step, types: _over(step)
+        ("attend", "linear_scan", "delta_rule", "cumsum", "shift", "softmax", "log_softmax"),
+        lambda step, types: _over(step),
     ),
     **dict.fromkeys(("conv", "patches"), _windows),
 }
@@ -240,6 +241,8 @@ class _LeakAnalysis:
             leaks = frozenset[int]().union(
                 *(each.leaks for each, type in zip(operands, types, strict=True) if type.is_float)
             )
+        elif function == "delta_rule":
+            apart = any(each.marked for each in operands[4:])
         elif function in ("linear_scan", "softmax", "log_softmax"):
             apart = operands[0].marked
         else:

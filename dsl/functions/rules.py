@@ -578,6 +578,40 @@ def _linear_scan(use: Use) -> Typed:
     return Type(dtype, axes), {"over": over, "backward": use["backward"]}
 
 
+@function("inverse", slots=["x", OVER])
+def _inverse(use: Use) -> Typed:
+    use.floating("x")
+    over = use["over"]
+    use.has("x", over)
+    if len(over) != 2 or over[0].size != over[1].size or over[0].name == over[1].name:
+        message = "`inverse` is of square matrices: `over` names two axes of one size"
+        raise use.refuse("E0215" if len(over) == 2 else "E0204", message, "over", also=tuple(over))
+    return use["x"].type, {"rows": over[0].name, "columns": over[1].name}
+
+
+@function(
+    "delta_rule",
+    slots=["q", "k", "v", Slot("beta", OPERAND), Slot("decay", OPERAND, None), OVER_ONE, Slot("along", AXIS)],
+)
+def _delta_rule(use: Use) -> Typed:
+    dtype = use.floating("q", "k", "v")
+    over, along = use["over"], use["along"]
+    if over.name == along.name:
+        raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
+    for slot in ("q", "k"):
+        use.has(slot, [along], "along")
+    for slot in ("q", "k", "v"):
+        use.has(slot, [over])
+    tensors = [use[slot] for slot in ("q", "k", "v", "beta", "decay") if isinstance(use[slot], Tensor)]
+    use.floating(*(slot for slot in ("beta", "decay") if isinstance(use[slot], Tensor)))
+    for slot in ("v", "beta"):
+        if isinstance(use[slot], Tensor) and use[slot].type.has(along.name):
+            message = f"`{use[slot].text}` must not have the axis `{along.name}` of the keys"
+            raise use.refuse("E0204", message, slot, axis=(use[slot], along.name))
+    axes = {axis.name: axis for tensor in tensors for axis in tensor.type.axes if axis.name != along.name}
+    return Type(dtype, tuple(axes.values())), {"over": over.name, "along": along.name}
+
+
 @function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
 def _shift(use: Use) -> Typed:
     use.has("x", [use["over"]])

@@ -161,11 +161,14 @@ class _Steps:
             if stage.in_flight:
                 watch.fault(Kind.LIFETIME, f"microbatches {stage.in_flight} are in flight between steps")
         left = watch.live - watch.reserved
-        captured = self._rank.plan.program.captured and result.step == STEPS  # and the inputs of that step stay
-        if self._left is not None and left > self._left and not captured:
+        plan = self._rank.plan
+        # The inputs of a captured step stay, and what a first update makes.
+        new = plan.program.captured and result.step == STEPS
+        new = new or result.step in {update.first for update in plan.training.updates.values()}
+        if self._left is not None and left > self._left and not new:
             watch.fault(Kind.MEMORY, f"a step leaves {left - self._left} bytes that were not there before it")
-        if result.step >= 2 * self._rank.plan.program.delay:  # before, some are awaited at once
-            self._left = left
+        if result.step >= 2 * plan.program.delay:  # before, some are awaited at once
+            self._left = left if self._left is None else max(self._left, left)
         self._begin()
         if result.step == self._rank.plan.train.steps:
             watch.limit = sys.maxsize  # the bound is that of steps

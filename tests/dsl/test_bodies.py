@@ -135,6 +135,12 @@ CASES = [
     ("mean_by(x, ids, batch -> seq)", "f32 seq embed", {"along": ("batch",), "into": "seq"}),
     ("max_by(x, ids, batch -> seq)", "f32 seq embed", {"along": ("batch",), "into": "seq"}),
     ("softmax_by(x, ids, batch -> seq)", "f32 batch embed", {}),
+    ("inverse(k, over = [kh, kw])", "f32 kh kw heads key", {"rows": "kh", "columns": "kw"}),
+    (
+        "delta_rule(q, q, sum(q, over = key), 1, sigmoid(q), over = embed, along = key)",
+        "f32 embed heads",
+        {"over": "embed", "along": "key"},
+    ),
     ("gather(q > 0, ids, key)", "bool batch embed heads", {"along": "key"}),
     ("gather(q, 1, along = heads)", "f32 embed key", {"over": ("1",)}),
     ("gather(ids, size(batch) - 1, along = batch)", "i64", {"over": ("1",)}),

@@ -543,6 +543,7 @@ CALLS = (
     "one_hot(ids, vocab)",
     "arg_max(x, embed)",
     "cumsum(x, seq)",
+    "inverse(x, [seq, embed])",
     "logsumexp(x, embed)",
     "softmax(x, embed)",
     "log_softmax(x, embed)",
@@ -569,7 +570,7 @@ CALLS = (
 )
 # In either order they type-check, or say something else.
 SYMMETRIC = {*OPERATORS.values(), "maximum", "minimum", "power", "dot", "attend", "binary_cross_entropy", "mse"}
-SYMMETRIC |= {"grad", "linear_scan", "top_k"}
+SYMMETRIC |= {"grad", "linear_scan", "delta_rule", "top_k"}
 
 
 def test_every_function_of_two_arguments_is_swapped_below():

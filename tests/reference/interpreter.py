@@ -499,6 +499,12 @@ class Walk:
     def _linear_scan(self, step, path, o, a: Named, b: Named) -> Named:
         return named.linear_scan(a, b, o)
 
+    def _delta_rule(self, step, path, o, q: Named, k: Named, v: Named, beta: Named, *decay: Named) -> Named:
+        return named.delta_rule(q, k, v, beta, decay, o)
+
+    def _inverse(self, step, path, o, x: Named) -> Named:
+        return named.inverse(x, o["rows"], o["columns"])
+
     def _shift(self, step, path, o, x: Named) -> Named:
         return named.shift(x, o["over"], o["by"])
 

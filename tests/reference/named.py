@@ -270,6 +270,28 @@ def linear_scan(a: Named, b: Named, o: Mapping[str, Any]) -> Named:
     return Named(torch.stack(states[::-1] if o["backward"] else states), axes)
 
 
+def delta_rule(q: Named, k: Named, v: Named, beta: Named, decay: Sequence[Named], o: Mapping[str, Any]) -> Named:
+    """One position after the other; the memory is a matrix for each combination of the other axes."""
+    given, over, along = (q, k, v, beta, *decay), o["over"], o["along"]
+    rest = [name for name in dict.fromkeys(name for x in given for name in x.axes) if name not in (over, along)]
+    count = q.size(over)
+    q, k, v, beta, *fading = (x.to([over, *rest, along]).expand(count, *[-1] * (len(rest) + 1)) for x in given)
+    memory, results = torch.zeros_like(q[0] * k[0] * v[0] * beta[0]), []
+    for t in range(count):
+        for factor in fading:
+            memory = memory * factor[t]
+        found = (memory * k[t]).sum(-1, keepdim=True)
+        memory = memory + k[t] * beta[t] * (v[t] - found)
+        results.append((memory * q[t]).sum(-1))
+    return Named(torch.stack(results), (over, *rest))
+
+
+def inverse(x: Named, rows: str, columns: str) -> Named:
+    """Turned: what belongs to a row comes from the inverse's columns."""
+    rest = tuple(name for name in x.axes if name not in (rows, columns))
+    return Named(torch.linalg.inv(x.to([*rest, columns, rows])), (*rest, rows, columns))
+
+
 def shift(x: Named, over: str, by: int) -> Named:
     """Zeros come in at one end, and as many entries go out at the other."""
     x = x.ordered([over, *(name for name in x.axes if name != over)])

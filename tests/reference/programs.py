@@ -790,6 +790,14 @@ class Maker:
         if not over:
             return None
         extra = f", over = {over[0]}{self.one(('', ', backward = true', ', backward = false'))}"
+        along = sorted(x.axes - {*over, "batch"})
+        # By the place, not by chance: all other programs stay as they are.
+        if len(self.lines) % 4 == 1 and along and over[0] != "batch":
+            gate = self.within(self.expression(depth), x.axes - {along[0]})
+            keys = f"tanh({x}) / sqrt(size({along[0]}))"
+            gates = f"sigmoid({gate}){f', tanh({gate})' if len(self.lines) % 8 == 1 else ''}"
+            text = f"delta_rule({x}, {keys}, sum({x}, over = {along[0]}), {gates}{extra.partition(', backward')[0]}"
+            return self._made(f"{text}, along = {along[0]})", x.axes - {along[0]}, x, gate)
         if self.chance(15):
             return evolve(x, text=f"linear_scan({self.one(('0.5', '-0.9', '1', '0'))}, {x}{extra})")
         a = self.within(self.expression(depth), x.axes)

@@ -33,6 +33,7 @@ layout cut on line { shard batch -> data }
 train { layout = cut schedule = gpipe(microbatches = MICROBATCHES)
   data = random() optimizer = sgd(lr = 0.01) steps = 1 precision = f64 }
 """
+SQUARE = "expand(h, keys) * 0.2 + cast(expand(iota(keys), embed) == iota(embed), f32)"
 IMAGE = "split(h * h, embed -> [height, width])"
 EXPRESSIONS = {name: text.format("h") for name, text in UNARY.items() if name != "stop_gradient"} | {
     "add": "h + other",
@@ -71,6 +72,11 @@ EXPRESSIONS = {name: text.format("h") for name, text in UNARY.items() if name !=
     "cumsum": "cumsum(h * h, over = seq)",
     "linear_scan": "linear_scan(sigmoid(h), h * other, over = seq)",
     "linear_scan backward": "linear_scan(tanh(mean(h, over = embed)), h, over = seq, backward = true)",
+    "delta_rule": "delta_rule(h, softmax(other, over = embed), mean(h * other, over = embed), 0.7, sigmoid(h), "
+    "over = seq, along = embed)",
+    "delta_rule plain": "delta_rule(h, softmax(h, over = embed), mean(h, over = embed), sigmoid(mean(h, over = embed)), "
+    "over = seq, along = embed)",
+    "inverse": f"inverse({SQUARE}, over = [keys, embed])",
     "shift": "shift(h * h, over = seq, by = 2) * h",
     "rename": "rename(h * h, embed -> keys)",
     "split": "split(h * h, embed -> [heads, key])",

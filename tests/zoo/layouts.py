@@ -90,7 +90,7 @@ def draw(random: Random, path: Path) -> Drawn:
 def _rules(random: Random, spec: Spec, splitting: dict[str, int]) -> list[str]:
     """Rules for all mesh axes but the pipeline's, with what is stored split in addition."""
     model, _ = spec.trained
-    names = sorted(_names(model.body) - {"batch"})
+    names = sorted((_names(model.body) & set(spec.axes)) - {"batch"})  # a literal size is an axis, too
     rules = []
     for axis in splitting:
         if axis == "data" and "batch" in spec.axes:

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from partita.compiler.layout import Layout, State, flat_form, layout_of
 from partita.compiler.mesh import Mesh
-from partita.compiler.naming import matches
+from partita.compiler.naming import chunks, matches
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
 from partita.dsl.check.divisibility import Cut, cuts_of, mesh_axis_conflicts, undivided
@@ -287,7 +287,8 @@ def _assigned(rules: Iterable[LayoutRule], names: Sequence[str]) -> Iterator[Spl
     used: set[str] = set()
     split: set[str] = set()
     for rule in rules:
-        axis = rule.target.name
+        own, divided = rule.target.name, chunks(rule.target.name)
+        axis = divided if divided in names else own
         if axis not in names or axis in split:
             continue
         free = [mesh_axis for mesh_axis in rule.mesh_axes if mesh_axis not in used]

@@ -16,14 +16,17 @@ from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernel
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import ConcatHistory, UpdateCache
+from partita.compiler.ops.delta_rule import DeltaRule
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
 from partita.compiler.ops.host import CopyOut, Prefetch, ToDevice, ToHost, WaitCopyOut, WaitPrefetch
+from partita.compiler.ops.inverse import Inverse
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd, ScatterMax
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
+from partita.compiler.ops.matrix_scan import MatrixScan, MatrixScanBlocks
 from partita.compiler.ops.normalize import (
     LayerNormGradient,
     LayerNormScaleGradient,
@@ -451,6 +454,31 @@ CASES: list[Case] = [
     Case("merge_attended", MergeAttended("f64"), (f(A, T, D), f(A, T), f(A, T, D), f(A, T)), differentiable=False),
     Case("zigzag", Zigzag("v", 3), (f(A, V),)),
     Case("zigzag-back", Zigzag("v", 3, back=True), (f(A, V),)),
+    Case("matrix_scan", MatrixScan("s", "d", "e"), (f(A, S, D, E), f(S, D, A, B))),
+    Case("matrix_scan-backward", MatrixScan("s", "d", "e", True), (f(S, E, D), f(D, S, B))),
+    Case(
+        "matrix_scan-block",
+        MatrixScan("s", "d", "e", block=2),
+        (f(A, S, D, E), f(S, A, D, B), f(A, Axis("s", 6), D, B)),
+        differentiable=False,
+    ),
+    Case("matrix_scan_blocks", MatrixScanBlocks("s", "d", "e", 2), (f(A, S, D, E), f(A, D, S)), differentiable=False),
+    Case(
+        "matrix_scan_blocks-backward",
+        MatrixScanBlocks("s", "d", "e", 2, True),
+        (f(D, A, S, E), f(B, S, A, D)),
+        differentiable=False,
+    ),
+    Case("inverse", Inverse("d", "e"), (f(D, A, E),)),
+    Case("inverse-triangular", Inverse("d", "e", True), (f(E, A, D),)),
+    Case("delta_rule", DeltaRule("s", "d"), (f(A, S, D), f(S, D), f(S, A, B), f(A, S), f(S)), differentiable=False),
+    Case(
+        "delta_rule-each",
+        DeltaRule("s", "d"),
+        (f(S, D), f(A, S, D), f(S, B), f(S, C), f(A, D, S)),
+        differentiable=False,
+    ),
+    Case("delta_rule-plain", DeltaRule("s", "d", False), (f(S, D), f(A, S, D), f(S), f(S, A)), differentiable=False),
     Case("linear_scan", LinearScan("s"), (f(A, S), f(A, S, B))),
     Case("linear_scan-backward", LinearScan("s", True), (f(S, A), f(S, A))),
     Case("linear_scan-exclusive", LinearScan("s", exclusive=True), (f(S), f(A, S)), differentiable=False),

@@ -29,7 +29,7 @@ def model(statements: str, seq: int = 16) -> Spec:
     return checked(
         f"""
         axis batch = 2, seq = {seq}, time = seq, embed = 8, out = embed, embed_out = embed, vocab = 13
-        axis taps = 3, one = 1
+        axis taps = 3, one = 1, two = 2, four = 4
         model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {{
           param table: [vocab, embed] ~ normal(1.0)
           let x = embedding(tokens, table, over = vocab)

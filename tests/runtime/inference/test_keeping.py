@@ -42,6 +42,9 @@ KEPT = {
     "patches": "let h = x + sum(patches(x, seq -> seq, size = taps, padding = [[2, 0]]), over = taps)",
     "cumsum": "let h = x + 0.1 * cumsum(x, over = seq)",
     "linear_scan": "let h = linear_scan(sigmoid(x), x, over = seq)",
+    "delta_rule": "let q = split(x, embed -> [two, four]) let k = softmax(q, over = four) let d = sigmoid(q) "
+    "let h = merge(expand(delta_rule(q, k, sum(q * q, over = four), mean(d, over = four), d, over = seq, "
+    "along = four), four), [two, four] -> embed)",
     "scan": "scan seq { let z = tanh(z + x) } let h = z",
     "scan of two": "let s = eps let n = 2 * eps scan seq { let s = tanh(s + n + x) let n = n + s } let h = x + n",
     "learned positions": "param places: [seq, embed] ~ normal(1.0) let h = x * gelu(places)",
