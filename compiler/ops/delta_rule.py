@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.naming import chunks
 from partita.compiler.ops.decoding import WriteState
+from partita.compiler.ops.delta_scan import DeltaScan, DeltaScanBlocks
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.inverse import Inverse
 from partita.compiler.ops.linear_scan import LinearScan
-from partita.compiler.ops.matrix_scan import MatrixScan, MatrixScanBlocks
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, broadcast, op, permuted
-from partita.compiler.ops.pointwise import cast, pointwise
+from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.position import Iota
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import Arrange, Expand, Merge, Rename, Slice, Split, arranged
@@ -133,37 +133,34 @@ class _Chunks:
             Axis(f"{over.name}~row", length),
             Axis(f"{over.name}~column", length),
         )
-        self.over, self.key, other = over, key, Axis(f"{key.name}~column", key.size)
+        self.over, self.key = over, key
         self.names = op.infer(*(value.type for value in operands))[0].names
         q, k, v, beta, *gate = (self._split(value) for value in operands)
         self.dtype, wide = v.type.dtype, accumulation(v.type.dtype)
-        fades, reads, writes, self.queries = self._compared("equal", key, other), k, k, q
-        between = self._compared("greater_equal", row, column)
+        reads, writes, self.queries, between = k, k, q, self._compared("greater_equal")
+        fades = build.apply(Expand((chunk,)), constant(build, 1.0, Type(wide)))
         if gate:
             between, before, after = self._gates(cast(build, gate[0], wide))
-            fades = self._times(fades, self._only(before, row, length - 1))
+            fades = self._only(before, row, length - 1)
             reads, writes, self.queries = (self._times(x, y) for x, y in ((k, before), (k, after), (q, before)))
         self.scores = self._pairs(q, k, between)
-        below = self._pairs(k, k, self._times(between, self._compared("greater", row, column)))
-        system = self._times(cast(build, below, wide), cast(build, beta, wide))
-        solved = cast(build, build.apply(Inverse(row.name, column.name, triangular=True), system), self.dtype)
+        system = self._times(self._pairs(k, k, self._times(between, self._compared("greater"))), beta)
+        solved = build.apply(Inverse(row.name, column.name, triangular=True), system)
         self.values, self.keys = (
             self._renamed(build.apply(Dot((row.name,)), solved, self._times(x, beta)), column, row) for x in (v, reads)
         )
-        lost = build.apply(Dot((row.name,)), writes, self._renamed(self.keys, key, other))
-        self.steps = pointwise(build, "subtract", fades, cast(build, lost, wide))
-        self.written = cast(build, build.apply(Dot((row.name,)), writes, self.values), wide)
-        self.recurrence = chunk.name, key.name, other.name
+        # What fades, what the chunk writes and reads of the memory, and what it writes anew.
+        self.recurrence = chunk.name, row.name, key.name
+        self.steps = fades, writes, self.keys, build.apply(Dot((row.name,)), writes, self.values)
 
     def result(self, before: Value | None = None, name: str | None = None) -> Value:
         """What all positions read; `before` is the memory before the first, if there is one."""
         build, (chunk, row, column) = self.build, self.axes
-        states = (
-            build.apply(MatrixScan(*self.recurrence), self.steps, self.written)
+        memory = (
+            build.apply(DeltaScan(*self.recurrence), *self.steps)
             if before is None
-            else build.apply(MatrixScan(*self.recurrence, block=chunk.size), self.steps, self.written, before)
+            else build.apply(DeltaScan(*self.recurrence, block=chunk.size), *self.steps, before)
         )
-        memory = cast(build, states, self.dtype)
         known = build.apply(Dot((self.key.name,)), self.keys, memory)
         lacking = self._renamed(pointwise(build, "subtract", self.values, known), row, column)
         read = build.apply(Dot((self.key.name,)), self.queries, memory)
@@ -173,10 +170,9 @@ class _Chunks:
 
     def last(self, before: Value) -> Value:
         """The memory after all positions."""
-        build, (chunk, _, _) = self.build, self.axes
-        product, last = build.apply_all(MatrixScanBlocks(*self.recurrence, chunk.size), self.steps, self.written)
-        _, key, other = self.recurrence
-        kept = build.apply(Dot((other,)), product, build.apply(Rename(((key, other),)), before))
+        build, (chunk, row, _) = self.build, self.axes
+        product, last = build.apply_all(DeltaScanBlocks(*self.recurrence, chunk.size), *self.steps)
+        kept = self._renamed(build.apply(Dot((self.key.name,)), product, before), row, self.key)
         return pointwise(build, "add", last, kept)
 
     def _split(self, x: Value) -> Value:
@@ -190,7 +186,7 @@ class _Chunks:
         """The products of gates between two positions, up to each, and after each."""
         build, (_, row, column) = self.build, self.axes
         outer = tuple(axis for axis in gate.type.axes if axis.name != row.name)
-        begin = build.apply(Expand(outer), self._compared("equal", row, column, gate.type.dtype))
+        begin = build.apply(Expand(outer), self._compared("equal"))
         between = build.apply(LinearScan(row.name), gate, begin)
         before = self._times(self._only(between, column, 0), self._only(gate, row, 0))
         after = self._renamed(self._only(between, row, row.size - 1), column, row)
@@ -211,11 +207,12 @@ class _Chunks:
             return pointwise(self.build, "multiply", a, b)
         return self.build.apply(Dot(()), a, b)
 
-    def _compared(self, comparison: str, a: Axis, b: Axis, dtype: str = "") -> Value:
-        """The matrix that is one where the positions of two axes compare so, and else zero."""
-        first, second = (self.build.apply(Iota(axis)) for axis in (a, b))
-        compared = pointwise(self.build, comparison, self.build.apply(Expand((b,)), first), second)
-        return cast(self.build, compared, dtype or accumulation(self.dtype))
+    def _compared(self, comparison: str) -> Value:
+        """The matrix that is one where a row and a column compare so, and else zero, in the dtype of accumulation."""
+        build, (_, row, column) = self.build, self.axes
+        rows, columns = (build.apply(Iota(axis)) for axis in (row, column))
+        compared = pointwise(build, comparison, build.apply(Expand((column,)), rows), columns)
+        return cast(build, compared, accumulation(self.dtype))
 
     def _only(self, x: Value, axis: Axis, position: int) -> Value:
         """One position of an axis."""

@@ -74,8 +74,7 @@ EXPRESSIONS = {name: text.format("h") for name, text in UNARY.items() if name !=
     "linear_scan backward": "linear_scan(tanh(mean(h, over = embed)), h, over = seq, backward = true)",
     "delta_rule": "delta_rule(h, softmax(other, over = embed), mean(h * other, over = embed), 0.7, sigmoid(h), "
     "over = seq, along = embed)",
-    "delta_rule plain": "delta_rule(h, softmax(h, over = embed), mean(h, over = embed), sigmoid(mean(h, over = embed)), "
-    "over = seq, along = embed)",
+    "delta_rule plain": "delta_rule(h, softmax(h, over = embed), sum(h, over = embed), 1, over = seq, along = embed)",
     "inverse": f"inverse({SQUARE}, over = [keys, embed])",
     "shift": "shift(h * h, over = seq, by = 2) * h",
     "rename": "rename(h * h, embed -> keys)",

@@ -52,7 +52,7 @@ train { layout = whole schedule = s data = random() optimizer = sgd(lr = 0.05) s
 """
 ALONE = ("line.pipe=1", "line.data=1", "line.tensor=1", "schedule=gpipe(microbatches=1)")
 LAYOUTS = {
-    "whole": ALONE,
+    "whole": (*ALONE, "seq=81"),
     "heads": ("layout=heads", "line.tensor=3"),
     "sequence": ("layout=sequence",),
     "sequence of many": ("layout=sequence", "line.data=1", "line.tensor=6"),
@@ -102,4 +102,3 @@ def test_the_delta_rule_equals_torch(layout: str):
     for path, d in run.gradients().items():
         expected = p[path].grad
         torch.testing.assert_close(d, torch.zeros_like(d) if expected is None else expected, rtol=1e-8, atol=1e-10)
-

@@ -17,6 +17,7 @@ from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import ConcatHistory, UpdateCache
 from partita.compiler.ops.delta_rule import DeltaRule
+from partita.compiler.ops.delta_scan import DeltaScan, DeltaScanBlocks
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
@@ -26,7 +27,6 @@ from partita.compiler.ops.inverse import Inverse
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd, ScatterMax
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
-from partita.compiler.ops.matrix_scan import MatrixScan, MatrixScanBlocks
 from partita.compiler.ops.normalize import (
     LayerNormGradient,
     LayerNormScaleGradient,
@@ -454,19 +454,24 @@ CASES: list[Case] = [
     Case("merge_attended", MergeAttended("f64"), (f(A, T, D), f(A, T), f(A, T, D), f(A, T)), differentiable=False),
     Case("zigzag", Zigzag("v", 3), (f(A, V),)),
     Case("zigzag-back", Zigzag("v", 3, back=True), (f(A, V),)),
-    Case("matrix_scan", MatrixScan("s", "d", "e"), (f(A, S, D, E), f(S, D, A, B))),
-    Case("matrix_scan-backward", MatrixScan("s", "d", "e", True), (f(S, E, D), f(D, S, B))),
+    Case("delta_scan", DeltaScan("t", "e", "d"), (f(A, T), f(A, T, D, E), f(T, E, D, A), f(T, D, A, B))),
+    Case("delta_scan-backward", DeltaScan("t", "e", "d", True), (f(T, A, D), f(T, E, D), f(D, T, E), f(D, T, B, A))),
     Case(
-        "matrix_scan-block",
-        MatrixScan("s", "d", "e", block=2),
-        (f(A, S, D, E), f(S, A, D, B), f(A, Axis("s", 6), D, B)),
+        "delta_scan-block",
+        DeltaScan("s", "e", "d", block=2),
+        (f(S), f(A, S, D, E), f(A, D, S, E), f(S, A, D, B), f(A, Axis("s", 6), D, B)),
         differentiable=False,
     ),
-    Case("matrix_scan_blocks", MatrixScanBlocks("s", "d", "e", 2), (f(A, S, D, E), f(A, D, S)), differentiable=False),
     Case(
-        "matrix_scan_blocks-backward",
-        MatrixScanBlocks("s", "d", "e", 2, True),
-        (f(D, A, S, E), f(B, S, A, D)),
+        "delta_scan_blocks",
+        DeltaScanBlocks("s", "e", "d", 2),
+        (f(S, D), f(S, D, E), f(S, D, E), f(A, D, S)),
+        differentiable=False,
+    ),
+    Case(
+        "delta_scan_blocks-backward",
+        DeltaScanBlocks("s", "e", "d", 2, True),
+        (f(A, S), f(D, B, S, E), f(S, E, D, B), f(B, S, A, D)),
         differentiable=False,
     ),
     Case("inverse", Inverse("d", "e"), (f(D, A, E),)),

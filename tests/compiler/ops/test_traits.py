@@ -17,12 +17,12 @@ from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.collective import Collective, Flatten, Part, Reshard, Unflatten
 from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.convolution import Product
+from partita.compiler.ops.delta_scan import DeltaScan, DeltaScanBlocks
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient
 from partita.compiler.ops.float8 import Float8Dot
 from partita.compiler.ops.groups import Outer, SumOfGroups
 from partita.compiler.ops.intervals import Interval
-from partita.compiler.ops.matrix_scan import MatrixScan, MatrixScanBlocks
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, Ema, Store, Update
 from partita.compiler.ops.pieces import Piece
@@ -104,7 +104,7 @@ def test_arithmetic_has_a_size(case: Case):
     flops, products = case.op.flops(case.operands, results), case.op.product_flops(case.operands, results)
     assert 0 <= products <= flops
     makers = (Dot, Float8Dot, Product, Attend, AttendGradient, RoutedDot, RoutedWeightGradient, Orthogonalize)
-    makers += (MatrixScan, MatrixScanBlocks)
+    makers += (DeltaScan, DeltaScanBlocks)
     assert (products > 0) == isinstance(case.op, makers)
     if case.op.matrices(case.operands, results) is not None:
         assert products > 0
