@@ -39,6 +39,12 @@ def total(operands: Sequence[Interval]) -> Interval:
     return a[0] + b[0], a[1] + b[1]
 
 
+def remainder(operands: Sequence[Interval]) -> Interval:
+    """Remainders of a division by a positive number."""
+    low, high = operands[1]
+    return (0, high - 1) if low > 0 else ANY
+
+
 def negative(operands: Sequence[Interval]) -> Interval:
     """Negated elements."""
     (a,) = operands

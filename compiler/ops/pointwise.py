@@ -415,6 +415,13 @@ def _power(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     return dx, pointwise(build, "power_exponent_gradient", d, x, node.output) if build.literals.get(p) is None else None
 
 
+def _atan2(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    y, x = node.inputs
+    square = pointwise(build, "add", pointwise(build, "multiply", y, y), pointwise(build, "multiply", x, x))
+    turned = pointwise(build, "divide", d, square)
+    return _product(build, turned, x), pointwise(build, "negate", _product(build, turned, y))
+
+
 def _subtract(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     return d, pointwise(build, "negate", d)
 
@@ -453,6 +460,10 @@ FUNCTIONS |= {
     "sin": Function("torch.sin({0})", _sin, flops=8),
     "cos": Function("torch.cos({0})", _cos, flops=8),
     "erf": Function("torch.erf({0})", _of_input("erf_gradient"), flops=10),
+    "atan2": Function("torch.atan2({0}, {1})", _atan2, flops=20),
+    # Of integers, rounded down, as in Python.
+    "floor_divide": Function("torch.div({0}, {1}, rounding_mode='floor')", flops=4),
+    "remainder": Function("torch.remainder({0}, {1})", flops=4, interval=intervals.remainder),
     "power": Function("({0}) ** {1}", _power, flops=20),
     # Not torch's softplus, which is the identity above 20.
     "softplus": Function("-torch.nn.functional.logsigmoid(-{0})", _softplus, flops=16, temporaries=2),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import evolve
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.intervals import Interval
+from partita.compiler.ops.intervals import ANY, Interval
 from partita.compiler.ops.op import (
     Argument,
     Op,
@@ -328,8 +328,9 @@ class RopeAt(Rotation):
 class Random(Positioned):
     """Random numbers, a function of (seed, step, `key`, coordinates in the global tensor).
 
-    `distribution` is `normal` (times `scale`), `uniform` (in ±`scale`) or `keep` (bool, true with probability 1 −
-    `scale`). `whole` lists the axes with their global sizes, in the order in which coordinates are counted.
+    `distribution` is `normal` (times `scale`), `uniform` (in ±`scale`), `gumbel`, `integers` (below `scale`) or `keep`
+    (bool, true with probability 1 − `scale`). `whole` lists the axes with their global sizes, in the order in which
+    coordinates are counted.
     """
 
     distribution: str
@@ -353,6 +354,10 @@ class Random(Positioned):
     def label(self) -> str:
         """`keep` or `random`."""
         return "keep" if self.distribution == "keep" else "random"
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """Integers are below their limit."""
+        return (0, self.scale - 1) if self.distribution == "integers" else ANY
 
     @property
     def reads_context(self) -> bool:

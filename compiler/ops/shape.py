@@ -345,6 +345,65 @@ class Shift(Op):
         return f"torch.nn.functional.pad({x.text}, ({zeros}{by}, {-by}))"
 
 
+@op("flip")
+class Flip(Op):
+    """The entries of an axis in the other direction."""
+
+    over: str
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The operand's type."""
+        assert types[0].has(self.over), (self, types)
+        return types
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any other axis; linear."""
+        return (*_others(operands[0], self.over), LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """Flipped back."""
+        return (build.apply(self, d),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.flip`."""
+        (x,) = arguments
+        return f"{x.text}.flip({x.type.position(self.over)})"
+
+
+@op("rotate")
+class Rotate(Op):
+    """Each entry of an axis is that `by` entries before it; those that leave at one end enter at the other."""
+
+    over: str
+    by: int
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The operand's type."""
+        assert types[0].has(self.over), (self, types)
+        return types
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any other axis; linear."""
+        return (*_others(operands[0], self.over), LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """Rolled back."""
+        return (build.apply(Rotate(self.over, -self.by), d),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.roll`."""
+        (x,) = arguments
+        return f"{x.text}.roll({self.by}, {x.type.position(self.over)})"
+
+
 @op("concat")
 class Concat(Op):
     """Concatenate tensors along one axis of each; the new axis takes the place of the first operand's."""

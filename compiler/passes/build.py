@@ -321,7 +321,7 @@ class _Builder(Builder):
         type = self.typed(step.type)
         name = f"{scope}.{step.name}"
         whole = tuple((axis.name, axis.size) for axis in type.axes)
-        distribution, scale = step.distribution.name, 0.0
+        distribution, scale = step.distribution.name, 1.0
         for value in step.distribution.arguments.values():
             scale = float(value)
         if distribution in ("zeros", "ones", "constant"):

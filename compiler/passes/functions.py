@@ -27,7 +27,7 @@ from partita.compiler.ops.op import accumulation, make
 from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, constant, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random, Rope, RopeAt
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
-from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Rotate, Slice, Split, arranged
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.ops.windows import Patches
 from partita.dsl.types import Type
@@ -359,6 +359,11 @@ def _inverse(site: Site) -> Value:
     (x,) = site.operands
     wide = cast(site.build, x, accumulation(x.type.dtype))
     return cast(site.build, site.build.apply(Inverse(**site.options), wide), x.type.dtype, site.name)
+
+
+@lowering("roll")
+def _roll(site: Site) -> Value:
+    return site.build.apply(Rotate(**site.options), *site.operands, name=site.name)
 
 
 @lowering("layer_norm")

@@ -37,8 +37,7 @@ argmin: `arg_max(-x, over = axis)`
 cumulative_sum cumsum_: `cumsum(x, over = axis)`
 cumprod: `exp(cumsum(log(x), over = axis))`, of positive numbers
 sort argsort: `top_k(x, axis -> ranks)`, with an axis `ranks` of the same size, gives both
-flip reverse: `gather(x, size(axis) - 1 - iota(ranks), along = axis)`, with an axis `ranks` of the same size
-roll: `concat(slice(x, axis -> rest, start = …), slice(x, axis -> part), [rest, part] -> axis)`
+reverse flipud fliplr: `flip(x, over = axis)`
 pad: `concat(x, zeros([…]), [axis, more] -> longer)`; `conv` and `patches` have `padding`
 scatter scatter_add index_add segment_sum scatter_sum bincount: `sum_by(x, ids, edges -> nodes)`
 scatter_mean segment_mean: `mean_by(x, ids, edges -> nodes)`
@@ -61,7 +60,8 @@ swish: `silu(x)`
 leaky_relu: `maximum(x, 0.01 * x)`
 logsigmoid: `log_sigmoid(x)`
 mul: `x * y`
-mod fmod remainder: `x - n * floor(x / n)`, of floats
+mod fmod: `remainder(x, n)` of integers, `x - n * floor(x / n)` of floats
+div_floor floordiv: `floor_divide(x, n)` of integers, `floor(x / n)` of floats
 sub: `x - y`
 div: `x / y`
 neg: `-x`
@@ -85,10 +85,11 @@ jacobian hessian jvp: `grad(y * v, x)` is the Jacobian transposed times v; of a 
 fft rfft:
     `dot(x, cos(angle), over = seq)` and `-dot(x, sin(angle), over = seq)` are its parts, with `let angle = 6.2831853 /
     size(seq) * expand(cast(iota(seq), f32), waves) * cast(iota(waves), f32)`, `axis waves = seq`
-ifft irfft fft2 ifft2 stft dct inverse inv pinv solve lstsq cholesky svd qr lu eig eigh det slogdet atan arctan atan2
-    arctan2 asin arcsin acos arccos:
+inv linalg_inv: `inverse(x, over = [rows, columns])`
+atan arctan: `atan2(x, 1)`
+arctan2: `atan2(y, x)`
+ifft irfft fft2 ifft2 stft dct pinv solve lstsq cholesky svd qr lu eig eigh det slogdet asin arcsin acos arccos:
     no function here does that: an `op` is an operation of your own, which torch computes
-logaddexp: `maximum(x, y) - log_sigmoid(abs(x - y))`
 log1p: `log(1 + x)`
 expm1: `exp(x) - 1`
 log2: `log(x) / 0.69314718`
@@ -148,6 +149,9 @@ lstm gru rnn: a block with `scan seq { … }`, which runs a cell at one position
 conv_transpose conv_transpose1d conv_transpose2d convtranspose2d deconv:
     each element repeated, by `expand` and `merge`, and a `conv`; or, without overlap, a `dot` and `merge`
 bernoulli: `sample u: [batch, seq] ~ uniform(1.0)` is a statement, and `u < 2 * p - 1` is true with probability p
+multinomial categorical gumbel_max:
+    `sample g: [batch, vocab] ~ gumbel()` is a statement, and `arg_max(logits + g, over = vocab)` an id for each row
+randint: `sample k: i64[batch] ~ integers(n)` is a statement: ids from 0 to n − 1
 all_reduce allreduce all_gather reduce_scatter all_to_all psum send recv barrier:
     communication is implicit: the layout says how tensors are split, and the compiler inserts collectives
 """)
@@ -327,7 +331,7 @@ SIGNS: Mapping[str, str] = {
     "&": "booleans are joined by `and`",
     "|": "booleans are joined by `or`",
     "!": "booleans are inverted by `not`, and compared by `!=`",
-    "%": "the remainder is `x - n * floor(x / n)`, of floats",
+    "%": "the remainder is `remainder(x, n)` of integers, `x - n * floor(x / n)` of floats",
     "?": "`where(condition, x, y)` selects elementwise",
     "^": "there is no power operator: `x * x`, or `power(x, p)`",
     **dict.fromkeys("“”„", 'strings are written in straight double quotes: `"…"`'),

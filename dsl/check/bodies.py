@@ -25,7 +25,7 @@ from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import RESERVED
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.units import Quantity
-from partita.dsl.types import DTYPES, FLOATS, Axis, Type
+from partita.dsl.types import DTYPES, FLOATS, INTEGERS, Axis, Type
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
 RECORDED = (
@@ -224,8 +224,15 @@ class BodyChecker:
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample names: type ~ distribution`."""
-        type = self.float_type(statement.type, "a sample")
         call = self.distribution(statement.initial, SAMPLED, "distribution")
+        if call is None or call.name != "integers":
+            type = self.float_type(statement.type, "a sample")
+        else:
+            type = self.type(statement.type)
+            if type is not None and type.dtype not in INTEGERS:
+                help = f"`i64{statement.type.span.text.removeprefix(type.dtype)}`"
+                self.report.error("E0205", f"`integers` are no {type.dtype}", statement.type.span, help=help)
+                type = None
         self.declare(statement.names, "sample", spec.Sample, type, call)
 
     def declare(

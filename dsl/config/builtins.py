@@ -334,7 +334,11 @@ INITIAL = _table(
     Signature("xavier"),
     Signature("kaiming"),
 )
-SAMPLED = _table(*RANDOM)
+SAMPLED = _table(
+    *RANDOM,
+    Signature("integers", (Setting("limit", COUNT),), example="integers(1_000)"),
+    Signature("gumbel"),
+)
 
 # ---------------------------------------------------------------- rotary positions
 

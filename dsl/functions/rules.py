@@ -101,6 +101,38 @@ def _arithmetic(use: Use) -> Typed:
     return Type(dtype, widest(use, "a", "b")), {}
 
 
+@function("floor_divide", "remainder", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _integer_division(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    if dtype not in INTEGERS:
+        instead = "`floor(a / b)`" if use.function == "floor_divide" else "`a - b * floor(a / b)`"
+        raise use.refuse("E0205", f"`{use.called}` is of integers, not of {dtype}", help=instead)
+    if not isinstance(use["b"], Constant) or use["b"].literal(dtype).value <= 0:
+        raise use.refuse("E0214", f"`{use.called}` is by a number greater than zero", "b")
+    return use["a"].type, {}
+
+
+@function("atan2", slots=[Slot("y", OPERAND), Slot("x", OPERAND)])
+def _atan2(use: Use) -> Typed:
+    dtype = common_dtype(use, "y", "x")
+    use.floating("y" if isinstance(use["y"], Tensor) else "x")
+    return Type(dtype, widest(use, "y", "x")), {}
+
+
+@function("logaddexp", slots=["a", "b"])
+def _logaddexp(use: Use) -> Decomposition:
+    """b + log(1 + exp(a − b))."""
+    type = Type(use.floating("a", "b"), widest(use, "a", "b"))
+    return Decomposition(
+        (
+            PrimitiveCall("subtract", (use["a"].value, use["b"].value), type, {}),
+            PrimitiveCall("softplus", (PrimitiveResult(0),), type, {}),
+            PrimitiveCall("add", (use["b"].value, PrimitiveResult(1)), type, {}),
+        ),
+        (2,),
+    )
+
+
 @function(*COMPARISONS.values(), slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
 def _comparison(use: Use) -> Typed:
     dtype = common_dtype(use, "a", "b")
@@ -610,6 +642,21 @@ def _delta_rule(use: Use) -> Typed:
             raise use.refuse("E0204", message, slot, axis=(use[slot], along.name))
     axes = {axis.name: axis for tensor in tensors for axis in tensor.type.axes if axis.name != along.name}
     return Type(dtype, tuple(axes.values())), {"over": over.name, "along": along.name}
+
+
+@function("flip", slots=["x", OVER_ONE])
+def _flip(use: Use) -> Typed:
+    use.has("x", [use["over"]])
+    return use["x"].type, {"over": use["over"].name}
+
+
+@function("roll", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
+def _roll(use: Use) -> Typed:
+    use.has("x", [use["over"]])
+    by = use["by"]
+    if by != int(by):
+        raise use.refuse("E0214", "`by` must be an integer", "by")
+    return use["x"].type, {"over": use["over"].name, "by": int(by)}
 
 
 @function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])

@@ -340,7 +340,7 @@ def outer_nesterov(
     """One step of the outer optimizer in place, like torch.optim.SGD with Nesterov's momentum, of the outer gradient:
     the anchor minus the mean of the groups.
     """
-    gradient = torch.sub(anchor, total / groups)
+    gradient = (total / -groups).add_(anchor)
     velocity.mul_(momentum).add_(gradient)
     anchor.add_(gradient.add_(velocity, alpha=momentum), alpha=-rate)
     return anchor, velocity

@@ -312,6 +312,10 @@ def random(
         return unit >= scale
     if distribution == "uniform":
         return unit.mul_(2).sub_(1).mul_(scale).to(DTYPES[dtype])
+    if distribution == "integers":
+        return unit.mul_(scale).floor_().to(DTYPES[dtype])
+    if distribution == "gumbel":
+        return unit.add_(2.0**-54).log_().neg_().log_().neg_().to(DTYPES[dtype])
     assert distribution == "normal", distribution
     angle = word(2).mul_(2.0**-53 * 2 * torch.pi)
     radius = unit.neg_().log1p_().mul_(-2).sqrt_()

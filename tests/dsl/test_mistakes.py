@@ -544,6 +544,8 @@ CALLS = (
     "arg_max(x, embed)",
     "cumsum(x, seq)",
     "inverse(x, [seq, embed])",
+    "flip(x, seq)",
+    "roll(x, seq)",
     "logsumexp(x, embed)",
     "softmax(x, embed)",
     "log_softmax(x, embed)",
@@ -570,7 +572,7 @@ CALLS = (
 )
 # In either order they type-check, or say something else.
 SYMMETRIC = {*OPERATORS.values(), "maximum", "minimum", "power", "dot", "attend", "binary_cross_entropy", "mse"}
-SYMMETRIC |= {"grad", "linear_scan", "delta_rule", "top_k"}
+SYMMETRIC |= {"grad", "floor_divide", "remainder", "atan2", "logaddexp", "linear_scan", "delta_rule", "top_k"}
 
 
 def test_every_function_of_two_arguments_is_swapped_below():

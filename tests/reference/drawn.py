@@ -86,6 +86,10 @@ def sample(name: str, argument: float, seed: int, step: int, path: str, shape: S
     first, second = hashed(seed, step, path, prod(shape))
     if name == "uniform":
         values = (2 * uniform(first) - 1) * argument
+    elif name == "integers":
+        values = np.floor(uniform(first) * argument).astype(np.int64)
+    elif name == "gumbel":
+        values = -np.log(-np.log(uniform(first) + 2.0**-54))
     else:
         values = np.sqrt(-2 * np.log1p(-uniform(first))) * np.cos(2 * np.pi * uniform(second)) * argument
     return torch.from_numpy(values).reshape(tuple(shape))

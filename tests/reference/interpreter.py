@@ -197,7 +197,7 @@ class Walk:
         return Named(data, step.type.names, path, _own(step.type))
 
     def sample(self, step: spec.Sample, path: str) -> Named:
-        (argument,) = step.distribution.arguments.values()
+        (argument,) = step.distribution.arguments.values() or (1.0,)
         shape = (*self.positions(), *self.shape(step.type))
         data = drawn.sample(step.distribution.name, argument, self.seed, self.step, path, shape)
         return Named(self.here(data), step.type.names)
@@ -504,6 +504,14 @@ class Walk:
 
     def _inverse(self, step, path, o, x: Named) -> Named:
         return named.inverse(x, o["rows"], o["columns"])
+
+    def _flip(self, step, path, o, x: Named) -> Named:
+        x = x.ordered([o["over"], *(name for name in x.axes if name != o["over"])])
+        return evolve(x, data=torch.stack(list(x.data)[::-1]))
+
+    def _roll(self, step, path, o, x: Named) -> Named:
+        x = x.ordered([o["over"], *(name for name in x.axes if name != o["over"])])
+        return evolve(x, data=torch.stack([x.data[(t - o["by"]) % len(x.data)] for t in range(len(x.data))]))
 
     def _shift(self, step, path, o, x: Named) -> Named:
         return named.shift(x, o["over"], o["by"])

@@ -825,7 +825,10 @@ class Maker:
         if "seq" in axes and "left" not in axes:
             way(f"slice({{}}, seq -> left, start = {self.one(('0', 'size(right)', '1'))})", {"seq"}, {"left"})
         if over := self.some(self.reducible(x) & {"seq", "spot", "batch"}, 0, 1):
-            way(f"shift({{}}, over = {over[0]}{self.one(('', ', by = -1', ', by = 3'))})", set(), set())
+            by = self.one(("", ", by = -1", ", by = 3"))
+            # By the place, not by chance: all other programs stay as they are.
+            function = ("shift", "roll", "shift", "flip")[len(self.lines) % 4]
+            way(f"{function}({{}}, over = {over[0]}{'' if function == 'flip' else by})", set(), set())
         if not ways:
             wider = self.some(set(self.sizes) - axes, 1, 2)
             return self.widened(x, axes | set(wider)) if wider else None
@@ -1053,7 +1056,13 @@ class Maker:
     def sample(self) -> None:
         axes = frozenset((*self.some(self.others(), 0, 2), *self.some(["batch"], 0, 1)))
         name = self.fresh("s")
-        self.line(f"sample {name}: {self.type(axes)} ~ {self.one(('normal(0.7)', 'uniform(0.5)'))}")
+        how = self.one(("normal(0.7)", "uniform(0.5)"))
+        # By the place, not by chance: all other programs stay as they are.
+        if len(self.lines) % 5 == 1:
+            self.line(f"sample {name}_id: i64{self.type(axes)} ~ integers({self.sizes['vocab']})")
+            self.line(f"let {name} = cast({name}_id, f32) * 0.2")
+        else:
+            self.line(f"sample {name}: {self.type(axes)} ~ {'gumbel()' if len(self.lines) % 5 == 3 else how}")
         self.body.scope[name] = Expression(name, "f32", axes, True)
 
     def let(self) -> None:

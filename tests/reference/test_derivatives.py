@@ -76,6 +76,10 @@ EXPRESSIONS = {name: text.format("h") for name, text in UNARY.items() if name !=
     "over = seq, along = embed)",
     "delta_rule plain": "delta_rule(h, softmax(h, over = embed), sum(h, over = embed), 1, over = seq, along = embed)",
     "inverse": f"inverse({SQUARE}, over = [keys, embed])",
+    "flip": "flip(h * h, over = seq) * other",
+    "roll": "roll(h * h, over = embed, by = -2) * h",
+    "atan2": "atan2(h * h + 1, other)",
+    "logaddexp": "logaddexp(h * 3, other)",
     "shift": "shift(h * h, over = seq, by = 2) * h",
     "rename": "rename(h * h, embed -> keys)",
     "split": "split(h * h, embed -> [heads, key])",
@@ -95,6 +99,7 @@ OTHERS = {
     *("accuracy", "arg_max", "floor", "iota", "load", "round", "sign", "stop_gradient", "top_k", "training", "dropped"),
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "zeros", "zeros_like", "grad"),
     *("logical_and", "logical_or", "logical_not", "attend", "dispatch", "combine"),
+    *("floor_divide", "remainder"),
 }
 
 

@@ -41,7 +41,7 @@ from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rop
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.ring import MergeAttended
 from partita.compiler.ops.scan import Scan, StatesBefore
-from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Flip, Merge, Pad, Rename, Rotate, Shift, Slice, Split
 from partita.compiler.ops.slices import GatherSlices, KeepInFirstPart, OfSlices, PlaceSlice, ScatterSlices
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.ops.sparse import (
@@ -154,7 +154,7 @@ def fitted(case: Case, types: Sequence[Type], tensors: list[torch.Tensor]) -> li
     return tensors
 
 
-POSITIVE = ("log", "sqrt", "rsqrt", "divide", "power", "power_exponent_gradient")
+POSITIVE = ("log", "sqrt", "rsqrt", "divide", "floor_divide", "remainder", "power", "power_exponent_gradient")
 
 
 def _pointwise() -> list[Case]:
@@ -474,6 +474,9 @@ CASES: list[Case] = [
         (f(A, S), f(D, B, S, E), f(S, E, D, B), f(B, S, A, D)),
         differentiable=False,
     ),
+    Case("flip", Flip("v"), (f(A, V, B),)),
+    Case("rotate", Rotate("v", 5), (f(A, V, B),)),
+    Case("rotate-back", Rotate("v", -14), (f(V, B),)),
     Case("inverse", Inverse("d", "e"), (f(D, A, E),)),
     Case("inverse-triangular", Inverse("d", "e", True), (f(E, A, D),)),
     Case("delta_rule", DeltaRule("s", "d"), (f(A, S, D), f(S, D), f(S, A, B), f(A, S), f(S)), differentiable=False),

@@ -34,7 +34,7 @@ EXACT = {
     *("microbatch", "top_k", "routed_dot", "routed_outer", "slot_index", "dispatch", "collect", "load"),
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "states_before", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
-    *("delta_scan", "delta_scan_blocks", "delta_rule"),
+    *("delta_scan", "delta_scan_blocks", "delta_rule", "flip", "rotate"),
     *("coalesce", "merge_rows", "distinct_ids", "look_up_entries", "take_entries"),
     *("cumsum", "block_sums", "one_hot", "stack", "unstack", "to_float8", "float8_dot"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
