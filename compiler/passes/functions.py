@@ -179,7 +179,17 @@ def _token_nll(site: Site) -> Value:
 
 
 def _nll(site: Site, logits: Value, targets: Value) -> Value:
-    return site.build.apply_all(NegativeLogLikelihood(site.options["over"]), logits, targets)[0]
+    """Of each target; with a `smoothing` s, the mean over all classes has the weight s, and the target the rest (Szegedy
+    et al., arXiv 1512.00567).
+    """
+    build, over = site.build, site.options["over"]
+    nll, denominator = build.apply_all(NegativeLogLikelihood(over), logits, targets)
+    smoothing = site.options.get("smoothing", 0.0)
+    if not smoothing:
+        return nll
+    mean = arranged(build, _mean(build, cast(build, logits, nll.type.dtype), (over,)), nll.type.names)
+    of_all = scaled(build, pointwise(build, "subtract", denominator, mean), smoothing)
+    return pointwise(build, "add", scaled(build, nll, 1 - smoothing), of_all)
 
 
 @lowering("accuracy")

@@ -356,15 +356,31 @@ def _limits(use: Use) -> dict[str, Any]:
     return options | ({"dropout": float(dropout)} if dropout else {})
 
 
-@function("embedding", slots=["ids", "table", OVER_ONE])
-def _embedding(use: Use) -> Typed:
+@function("embedding", slots=["ids", "table", OVER_ONE, Slot("padding", NUMBER, None)])
+def _embedding(use: Use) -> Typed | Decomposition:
     use.integers("ids")
     dtype = use.floating("table")
     ids, table, over = use["ids"].type, use["table"].type, use["over"]
     use.has("table", [over])
     _not_indexed(use, over)
     rest = [axis for axis in table.axes if axis.name != over.name and not ids.has(axis.name)]
-    return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
+    type, options = Type(dtype, (*ids.axes, *rest)), {"over": over.name}
+    padding = use["padding"]
+    if padding is None:
+        return type, options
+    if padding != int(padding) or not 0 <= padding < over.size:
+        message = f"`padding` is an id of `{over.name}`: an integer from 0 to {over.size - 1}"
+        raise use.refuse("E0214", message, "padding")
+    # Rows that are looked up by the id are read, and not trained.
+    return Decomposition(
+        (
+            PrimitiveCall("embedding", (use["ids"].value, use["table"].value), type, options),
+            PrimitiveCall("stop_gradient", (PrimitiveResult(0),), type, {}),
+            PrimitiveCall("equal", (use["ids"].value, Literal(int(padding))), Type("bool", ids.axes), {}),
+            PrimitiveCall("where", (PrimitiveResult(2), PrimitiveResult(1), PrimitiveResult(0)), type, {}),
+        ),
+        (3,),
+    )
 
 
 @function("gather", slots=["x", Slot("ids", OPERAND), Slot("along", AXIS)])
@@ -548,8 +564,21 @@ LABELLED: list[Slot | str] = ["logits", "targets", OVER_ONE]
 IGNORE = Slot("ignore", NUMBER, None)
 
 
-@function("cross_entropy", "accuracy", slots=[*LABELLED, Slot("weights", default=None), IGNORE])
-def _labelled(use: Use) -> Typed:
+@function("cross_entropy", slots=[*LABELLED, Slot("weights", default=None), IGNORE, Slot("smoothing", NUMBER, 0)])
+def _cross_entropy(use: Use) -> Typed:
+    type, options = _counted(use)
+    if not 0 <= use["smoothing"] < 1:
+        raise use.refuse("E0214", "`smoothing` is a part of one, such as 10%", "smoothing")
+    return type, {**options, **({"smoothing": float(use["smoothing"])} if use["smoothing"] else {})}
+
+
+@function("accuracy", slots=[*LABELLED, Slot("weights", default=None), IGNORE])
+def _accuracy(use: Use) -> Typed:
+    return _counted(use)
+
+
+def _counted(use: Use) -> Typed:
+    """A mean over the targets that count, with weights."""
     options = _targets(use)
     if use["weights"] is not None:
         if not use["weights"].type.is_float:

@@ -307,7 +307,11 @@ def likelihood(logits: Named, targets: Named, over: str) -> Named:
 
 
 def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
-    return counted(likelihood(logits, targets, o["over"]), targets, rest, o)
+    nll, smoothing = likelihood(logits, targets, o["over"]), o.get("smoothing", 0.0)
+    if smoothing:
+        uniform = mean(log_softmax(logits, [o["over"]]), [o["over"]])
+        nll = elementwise(lambda a, b: (1 - smoothing) * a - smoothing * b, nll, uniform)
+    return counted(nll, targets, rest, o)
 
 
 def token_nll(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:

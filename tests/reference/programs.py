@@ -1321,6 +1321,8 @@ class Maker:
             return None
         loss = self.labelled("cross_entropy", self.limits[ids.text], self.expression(2), ids)
         # Without a draw of its own, so that other programs stay what they were.
+        if len(loss) % 3 == 1:
+            return f"{loss[:-1]}, smoothing = 20%)"
         if "weights" in loss or len(loss) % 3:
             return loss
         nll = loss.replace("cross_entropy", "token_nll", 1)

@@ -60,6 +60,8 @@ EXPRESSIONS = {name: text.format("h") for name, text in UNARY.items() if name !=
     "dot": "dot(dot(h, u, over = embed), u, over = wide)",
     "cross_entropy": "cross_entropy(dot(h, table, over = embed), ids, over = vocab, ignore = 3)",
     "token_nll": "token_nll(dot(h, table, over = embed), ids, over = vocab) * h",
+    "smoothed": "cross_entropy(dot(h, table, over = embed), ids, over = vocab, ignore = 3, smoothing = 10%)",
+    "padded": "embedding(ids, table, over = vocab, padding = 2) * h",
     "embedding": "embedding(ids, table, over = vocab) * h",
     "gather": "gather(h * h, iota(keys), along = embed)",
     "sum_by": "sum_by(h * h, ids, seq -> vocab)",
@@ -109,7 +111,7 @@ def test_every_function_is_differentiated_twice():
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_derivatives_are_those_of_torch(name: str, tmp_path: Path):
-    whole = "sum(h)" in EXPRESSIONS[name] or name in ("mse", "binary_cross_entropy", "cross_entropy")
+    whole = "sum(h)" in EXPRESSIONS[name] or name in ("mse", "binary_cross_entropy", "cross_entropy", "smoothed")
     text = FILE.replace("EXPRESSION", EXPRESSIONS[name]).replace("MICROBATCHES", "1" if whole else "2")
     spec, diagnostics = checked(Program(text, (), (), 7), tmp_path)
     assert spec is not None, diagnostics
