@@ -287,6 +287,10 @@ class RoutedWeightGradient(Routed):
     guarded: bool = False
     shards: Shards = ()
 
+    def vmapped(self, axis: Axis) -> Op | None:
+        """It has one matrix of an expert for all positions."""
+        return None
+
     @property
     def reads_context(self) -> bool:
         """For the device of the zeros."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from partita.compiler.layout import MAX, SUM
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, aligned_rules, op, permuted
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, agree, aligned_rules, op, permuted
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.shape import arranged
@@ -195,6 +197,10 @@ class ScatterAdd(Positioned):
         result = Type(types[1].dtype, self.table)
         assert agree(*types, result), (self, types)
         return (result,)
+
+    def vmapped(self, axis: Axis) -> Op | None:
+        """With a table at each position."""
+        return evolve(self, table=(axis, *self.table))  # type: ignore[misc]
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Batch axes and the table's own; an axis that is summed, which makes the result partial; linear in d.

@@ -27,7 +27,7 @@ from partita.compiler.ops.op import (
 from partita.compiler.ops.pointwise import added, cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -208,6 +208,10 @@ class ScaledNormGradient(Op):
 
     over: tuple[str, ...]
     sums = True
+
+    def vmapped(self, axis: Axis) -> Op | None:
+        """It has one scale for all positions."""
+        return None
 
     @property
     def reduces(self) -> tuple[str, ...]:

@@ -179,8 +179,8 @@ def _token_nll(site: Site) -> Value:
 
 
 def _nll(site: Site, logits: Value, targets: Value) -> Value:
-    """Of each target; with a `smoothing` s, the mean over all classes has the weight s, and the target the rest (Szegedy
-    et al., arXiv 1512.00567).
+    """Of each target. With a `smoothing`, that is the weight of the mean over all classes, and the target has the rest
+    (Szegedy et al., arXiv 1512.00567).
     """
     build, over = site.build, site.options["over"]
     nll, denominator = build.apply_all(NegativeLogLikelihood(over), logits, targets)
