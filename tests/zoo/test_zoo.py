@@ -28,10 +28,11 @@ NAMES = [path.stem for path in FILES]
 # Axes that tensor parallelism splits, in the order of preference for a tensor that has several.
 TENSOR = ("groups", "heads", "ffn", "experts", "channels", "inner", "vocab", "tables", "mid1", "mid2", "mid3", "mid4")
 # What needs the whole batch at once cannot be split into microbatches.
-WHOLE_BATCH = frozenset({"clip", "resnet"})
+WHOLE_BATCH = frozenset({"clip", "moco", "resnet"})
 # Steps of training until the loss has fallen, if more than usual.
 USUAL_STEPS = 24
-STEPS = {"resnet": 48}  # by SGD with a rate of 0.1, whose losses go up and down
+STEPS = {"resnet": 48, "moco": 60}  # by SGD with a rate of 0.1, whose losses go up and down
+FIRST = {"moco": 8}  # steps until its queue has what it is to tell apart
 
 
 def rules(layout: str, given: spec.Spec) -> str:
@@ -121,7 +122,7 @@ def test_learns(path: Path):
     """As it stands, with the rate of learning of its first steps."""
     steps = STEPS.get(path.stem, USUAL_STEPS)
     trained = partita.train(path, {"train.steps": steps, "train.eval": None, "train.checkpoint": None})
-    losses = [record["loss"] for record in trained]
+    losses = [record["loss"] for record in trained][FIRST.get(path.stem, 0) :]
     assert sum(losses[-4:]) < sum(losses[:4]), losses
 
 
