@@ -295,7 +295,9 @@ class Rope(Rotation, Positioned):
 
 @op("rope_at")
 class RopeAt(Rotation):
-    """`Rope` with positions that are given: integers that have some of the axes of x, but not `pairs`."""
+    """`Rope` with positions that are given: integers that have some of the axes of x, but not `pairs`. With `sections`
+    they have an axis more, of as many: each turns so many pairs, one after the other (M-RoPE, arXiv 2409.12191).
+    """
 
     pairs: str
     base: float
@@ -303,6 +305,7 @@ class RopeAt(Rotation):
     interleaved: bool = False
     part: float = 1.0
     inverse: bool = False
+    sections: tuple[int, ...] = ()
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis but `pairs`; linear in x."""
@@ -317,8 +320,10 @@ class RopeAt(Rotation):
         """A kernel of the runtime on [others, pairs]."""
         x, ids = arguments
         order = [*(name for name in x.type.names if name != self.pairs), self.pairs]
-        at = broadcast(ids, order[:-1]) if ids.type.axes else ids.text
+        each = [name for name in ids.type.names if not x.type.has(name)]
+        at = broadcast(ids, [*order[:-1], *each]) if ids.type.axes else ids.text
         more = f", {self.scaling!r}" if self.scaling else ""
+        more += f", sections={self.sections}" if self.sections else ""
         view = permuted(x.text, x.type.names, order)
         turned = f"kernels.rope_at({view}, {at}, {self.base!r}, {self.inverse}{more}{self.options_text(x.type)})"
         return permuted(turned, order, x.type.names)

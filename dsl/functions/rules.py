@@ -19,6 +19,7 @@ from partita.dsl.functions.signatures import (
     DTYPE,
     FLAG,
     NUMBER,
+    NUMBERS,
     OPERAND,
     Constant,
     Decomposition,
@@ -447,6 +448,7 @@ def _not_indexed(use: Use, axis: Axis) -> None:
         Slot("interleaved", FLAG, False),
         Slot("part", NUMBER, 1.0),
         Slot("positions", default=None),
+        Slot("sections", NUMBERS, None),
     ],
 )
 def _rope(use: Use) -> Typed:
@@ -475,15 +477,36 @@ def _rope(use: Use) -> Typed:
         options["interleaved"] = True
     if part < 1:
         options["part"] = part
+    sections = use["sections"]
+    if sections is not None:
+        options["sections"] = _sections(use, sections if isinstance(sections, tuple) else (sections,), turned // 2)
     if use["positions"] is not None:
         use.integers("positions")
         x, ids = use["x"].type, use["positions"].type
+        own = [axis for axis in ids.axes if axis.name != pairs.name and not x.has(axis.name)]
+        alone = own[0] if sections is not None and len(own) == 1 else None
         for axis in ids.axes:
-            if axis.name == pairs.name or not x.has(axis.name):
+            if axis.name == pairs.name or not (x.has(axis.name) or axis is alone):
                 message = f"`{use['positions'].text}` must not have the axis `{axis.name}`"
                 help = f"positions have some of the axes of `{use['x'].text}`, and not `{pairs.name}`"
+                if len(own) == 1:
+                    help += f"; with `sections`, `{axis.name}` may say which position turns which pairs"
                 raise use.refuse("E0204", message, "positions", help=help)
+        if sections is not None and (alone is None or alone.size != len(options["sections"])):
+            count = len(options["sections"])
+            message = f"{count} sections are turned by {count} positions: `{use['positions'].text}` has no axis of them"
+            raise use.refuse("E0215", message, "sections")
+    elif sections is not None:
+        raise use.refuse("E0213", "`sections` say which of several `positions` turns which pairs", "sections")
     return use["x"].type, options
+
+
+def _sections(use: Use, sections: tuple[Any, ...], pairs: float) -> tuple[int, ...]:
+    """How many pairs each position turns, in order."""
+    if any(isinstance(each, tuple) or each != int(each) or each < 1 for each in sections) or sum(sections) != pairs:
+        message = f"`sections` are whole numbers of pairs, {pairs:g} together"
+        raise use.refuse("E0215", message, "sections")
+    return tuple(map(int, sections))
 
 
 def _scaling(use: Use, call: Call) -> tuple[Any, ...]:

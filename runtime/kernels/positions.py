@@ -189,12 +189,20 @@ def rope_at(
     scaling: tuple[Any, ...] | None = None,
     interleaved: bool = False,
     turned: int = 0,
+    sections: Sequence[int] = (),
 ) -> Tensor:
-    """As `rope`, by positions that are broadcast against all axes of x but the last."""
+    """As `rope`, by positions that are broadcast against all axes of x but the last; with `sections` they have a last
+    axis, and each turns so many pairs.
+    """
     first = x[..., :turned] if turned else x
     half = first.shape[-1] // 2
     rate, factor = _rates(half, base, scaling, x.device)
-    angle = positions.unsqueeze(-1) * rate
+    at = (
+        torch.cat([positions[..., i : i + 1].expand(*positions.shape[:-1], n) for i, n in enumerate(sections)], -1)
+        if (sections)
+        else positions.unsqueeze(-1)
+    )
+    angle = at * rate
     wide = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     cos, sin = (angle.cos() * factor).to(wide), (angle.sin() * (-factor if inverse else factor)).to(wide)
     pairs = (first[..., 0::2], first[..., 1::2]) if interleaved else (first[..., :half], first[..., half:])

@@ -141,6 +141,11 @@ CASES = [
         "f32 embed heads",
         {"over": "embed", "along": "key"},
     ),
+    (
+        "rope(i, over = batch, pairs = height, positions = expand(ids, half), sections = [1, 2])",
+        "f32 batch key height width",
+        {"over": "batch", "pairs": "height", "base": 10_000.0, "sections": (1, 2)},
+    ),
     ("flip(x, over = embed)", "f32 batch embed", {"over": "embed"}),
     ("roll(ids, over = batch, by = -2)", "i64 batch", {"over": "batch", "by": -2}),
     ("remainder(ids, 3)", "i64 batch", {}),

@@ -207,8 +207,14 @@ def rope(x: Named, o: Mapping[str, Any], positions: Named | None = None) -> Name
     angle = torch.arange(x.size(o["over"])).double()[:, None] * rate
     if positions is not None:
         shape = [positions.size(name) if name in positions.axes else 1 for name in x.axes[:-1]]
-        own = positions.ordered([name for name in x.axes if name in positions.axes]).data
-        angle = own.reshape(shape).double()[..., None] * rate
+        own = positions.ordered(
+            [name for name in positions.axes if name not in x.axes] + [n for n in x.axes if n in positions.axes]
+        ).data
+        if o.get("sections"):
+            section = [i for i, count in enumerate(o["sections"]) for _ in range(count)]
+            angle = torch.stack([own[i].reshape(shape).double() for i in section], -1) * rate
+        else:
+            angle = own.reshape(shape).double()[..., None] * rate
     a, b = x.data[..., :half], x.data[..., half:]
     turned = torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
     return evolve(x, data=factor * turned)

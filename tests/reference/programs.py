@@ -780,8 +780,19 @@ class Maker:
             ids = (e for e in self.body.scope.values() if e.dtype == "i64" and e.axes <= x.axes - {pairs[0]})
             parts += [found for found in (next(ids, None),) if found is not None]
             scaling += f", positions = {parts[1]}" if parts[1:] else ""
+            # Each half of the pairs by positions of its own: an axis of two that nothing else has.
+            half = self.sizes[pairs[0]] // (4 if "part" in scaling else 2)
+            free = [n for n in ("pane", "window", "slots") if self.sizes[n] == 2 and n not in x.axes | parts[-1].axes]
+            if parts[1:] and half > 1 and free:
+                scaling = scaling.replace(f"positions = {parts[1]}", f"positions = {self._two(parts[1], free[0])}")
+                scaling += f", sections = [1, {half - 1}]"
         text = f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50{scaling})"
         return self._made(text, x.axes, *parts)
+
+    def _two(self, ids: Expression, axis: str) -> str:
+        """Ids and others, along an axis of two."""
+        wide = f"expand({ids}, {axis})"
+        return f"{wide} * (1 + iota({axis}))"
 
     def _linear_scan(self, depth: int) -> Expression | None:
         """A factor in (−1, 1) may lack axes, or be a number; or what is summed lacks some that the factor has."""
@@ -1059,7 +1070,7 @@ class Maker:
         how = self.one(("normal(0.7)", "uniform(0.5)"))
         # By the place, not by chance: all other programs stay as they are.
         if len(self.lines) % 5 == 1:
-            self.line(f"sample {name}_id: i64{self.type(axes)} ~ integers({self.sizes['vocab']})")
+            self.line(f"sample {name}_id: i64{self.type(axes)} ~ integers({self.sizes.get('vocab', 3)})")
             self.line(f"let {name} = cast({name}_id, f32) * 0.2")
         else:
             self.line(f"sample {name}: {self.type(axes)} ~ {'gumbel()' if len(self.lines) % 5 == 3 else how}")

@@ -66,3 +66,15 @@ def found_at(x: torch.Tensor, ids: torch.Tensor, interleaved: bool, more: dict[s
         turned = rope(everywhere, 0, 10_000.0, False, range(4), interleaved=interleaved, **more)
         rows.append(turned[:, torch.arange(7), own])
     return torch.stack(rows)
+
+
+def test_positions_in_sections_are_those_of_qwen2_vl():
+    module = import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    sections = [2, 3, 3]
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
+    config = module.Qwen2VLTextConfig(hidden_size=48, num_attention_heads=3, rope_parameters=rotary)
+    x, ids = torch.randn(2, 3, 7, 16), torch.randint(50, (3, 2, 7))
+    cos, sin = module.Qwen2VLRotaryEmbedding(config)(x, ids)
+    expected, _ = module.apply_rotary_pos_emb(x, x, cos, sin)
+    found = rope_at(x, ids.permute(1, 2, 0)[:, None], 10_000.0, False, sections=sections)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

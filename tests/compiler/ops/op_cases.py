@@ -474,6 +474,7 @@ CASES: list[Case] = [
         (f(A, S), f(D, B, S, E), f(S, E, D, B), f(B, S, A, D)),
         differentiable=False,
     ),
+    Case("rope_at-sections", RopeAt("d", 100.0, sections=(1, 2)), (f(A, D, B), i(B, Axis("n", 2))), limit=9),
     Case("flip", Flip("v"), (f(A, V, B),)),
     Case("rotate", Rotate("v", 5), (f(A, V, B),)),
     Case("rotate-back", Rotate("v", -14), (f(V, B),)),
