@@ -57,7 +57,7 @@ def holds(program: Program, folder: Path) -> str:
         try:
             expected = meant(spec, folder)
         except Boundless:
-            with pytest.raises(Refused, match="E0609|E0408"):
+            with pytest.raises(Refused, match=r"E0609|E0408"):
                 computed(single, folder)
             return "integers without a limit"
         except Ended:
