@@ -258,8 +258,14 @@ class _Builder(Builder):
         if step.function in COMPARISONS:
             tensors = [values[o] for o in step.operands if not isinstance(o, spec.Literal)]
             dtype = tensors[0].type.dtype if tensors else accumulation(self.precision)
-        operands = [self.operand(operand, values, dtype) for operand in step.operands]
         name = f"{scope}.{step.name or step.function}"
+        if step.function == "where" and isinstance(step.operands[0], spec.Literal):
+            # A condition that is known, as of the number of an iteration, has one branch.
+            branch = self.operand(step.operands[1 if step.operands[0].value else 2], values, dtype)
+            type = self.typed(step.type)
+            missing = tuple(axis for axis in type.axes if not branch.type.has(axis.name))
+            return arranged(self, self.apply(Expand(missing), branch) if missing else branch, type.names)
+        operands = [self.operand(operand, values, dtype) for operand in step.operands]
         site = Site(self, operands, step.options, self.typed(step.type), name, self.training, self.shards)
         return lower(step.function, site)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from partita.dsl.advice.quotes import without_quotes
 from partita.dsl.check.formulas import FUNCTIONS, OF_TWO, computed
@@ -70,6 +71,13 @@ def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quant
     if operator not in "+-*/":
         raise refuse("E0306", "expected a number, not a comparison", span)
     raise refuse("E0307", f"`{operator}` does not combine a {left.dimension} and a {right.dimension}", span)
+
+
+def compared(comparison: Callable[[Any, Any], bool], left: Quantity, right: Quantity, span: Span) -> bool:
+    """Whether a comparison holds. Raises Refused (E0307) if the units are incompatible."""
+    if left.dimension != right.dimension and not UNITLESS.issuperset((left.dimension, right.dimension)):
+        raise refuse("E0307", f"a {left.dimension} does not compare with a {right.dimension}", span)
+    return comparison(left.value, right.value)
 
 
 def is_of_numbers(call: tree.Call) -> bool:

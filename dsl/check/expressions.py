@@ -267,6 +267,9 @@ class Expressions:
             if function == "negate":
                 return [Constant(constants.negative(numbers[0]), _text(written), written.span)]
             assert isinstance(written, tree.Binary)
+            if function in rules.COMPARED:
+                holds = constants.compared(rules.COMPARED[function], numbers[0], numbers[1], written.span)
+                return [Constant(holds, _text(written), written.span)]
             value = constants.combine(written.operator, numbers[0], numbers[1], written.span)
             return [Constant(value, _text(written), written.span)]
         if any(f is None for f in values):

@@ -41,7 +41,15 @@ OPTIONAL_OVER = Slot("over", AXES, None)
 ARITHMETIC = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
 COMPARISONS = {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal", "==": "equal", "!=": "not_equal"}
 OPERATORS = ARITHMETIC | COMPARISONS | {"and": "logical_and", "or": "logical_or"}
-# The functions of booleans, as they are for constants.
+# The comparisons, and the functions of booleans, as they are for constants.
+COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
 LOGIC: Mapping[str, Callable[..., bool]] = {
     "logical_and": operator.and_,
     "logical_or": operator.or_,
@@ -171,10 +179,14 @@ def _boolean(use: Use, *slots: str) -> None:
         raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
 
 
-@function("where", slots=["condition", Slot("a", OPERAND), Slot("b", OPERAND)])
+@function("where", slots=[Slot("condition", OPERAND), Slot("a", OPERAND), Slot("b", OPERAND)])
 def _where(use: Use) -> Typed:
     condition = use["condition"]
-    if condition.type.dtype != "bool":
+    if isinstance(condition, Constant):
+        if not isinstance(condition.value, bool):
+            message = f"the condition of `where` is a number: `{condition.text}`"
+            raise use.refuse("E0205", message, "condition", f"compare it: `{condition.text} == 0`")
+    elif condition.type.dtype != "bool":
         message = f"the condition of `where` is {condition.type.dtype}, not bool"
         raise use.refuse("E0205", message, "condition", f"compare it: `{condition.text} != 0`")
     a, b = use["a"], use["b"]

@@ -31,6 +31,7 @@ block mlp(x: [batch, seq, embed], scale: number) {
 model m(x: [batch, seq, embed], y: [batch, seq, embed]) {
   repeat layers as layer {
     let x = x + attention(x, window = 2 + layer) * power(0.5, layer)
+    let x = x + where(layer == 3 or layer < 2 and not layer == 1, tanh(x) * 0.1, 0.05)
     let x = x + mlp(x, 1 / (1 + layer))
   }
   loss mse(x, y)
@@ -65,6 +66,7 @@ def model(p: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         q, k = x @ p[f"{own}.attention.wq"], x @ p[f"{own}.attention.wk"]
         seen = (ahead >= 0) & (ahead < 2 + i)
         x = x + F.scaled_dot_product_attention(q, k, x, attn_mask=seen) * 0.5**i
+        x = x + (torch.tanh(x) * 0.1 if i in (0, 3) else 0.05)
         h = F.gelu(x @ p[f"{own}.mlp.up"], approximate="tanh") @ p[f"{own}.mlp.down"]
         x = x + h / (1 + i)
     return F.mse_loss(x, y)
