@@ -30,7 +30,7 @@ class AdamW(Update):
         return 12 * operands[0].elements
 
     def workspace_strided(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The denominators, which kernels for flat arrays do not keep."""
+        """The gradient, made dense; or the denominators, which kernels for flat arrays do not keep."""
         return operands[0].bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:

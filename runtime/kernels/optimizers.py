@@ -63,10 +63,14 @@ def adamw_of_each(
     """
     flat = []
     for tensors in zip(parameters, gradients, means, squares, strict=True):
+        parameter, gradient, mean, square = tensors
         if _flat(tensors):
             flat.append(tensors)
+        elif _flat((parameter, mean, square)):
+            # As on ranks where the gradient is no part of another tensor: copies of a parameter are equal to the bit.
+            dense = (parameter, gradient.to(parameter.dtype).contiguous(), mean, square)
+            _adamw_flat([dense], rate, update, beta1, beta2, eps, decay, factor)
         else:
-            parameter, gradient, mean, square = tensors
             _take_into_means(gradient, mean, square, beta1, beta2, factor)
             adam_step(parameter, mean, square, rate, update, beta1, beta2, eps, decay)
     if flat:

@@ -23,7 +23,6 @@ AT_ONCE = [
 ]
 
 
-@pytest.mark.few(40)
 @pytest.mark.parametrize("case", AT_ONCE, ids=lambda case: case.name)
 def test_all_positions_at_once_are_each_of_them(case: Case):
     generator = np.random.default_rng(0)
