@@ -64,7 +64,8 @@ class StageFunctions:
         collectives = split_early_collectives(
             nodes, {accumulator.value for accumulator in self.stage.accumulators}, totals
         )
-        return collectives.with_copies(self._places(kind, collectives.start))
+        # In what torch compiles, a copy cannot stand between segments and read what a collective is still to bring.
+        return collectives if self.compiled else collectives.with_copies(self._places(kind, collectives.start))
 
     @property
     def opening(self) -> list[Node]:

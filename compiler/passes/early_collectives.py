@@ -48,13 +48,15 @@ class EarlyCollectives:
         return tuple(value for node in nodes for value in node.outputs)
 
     def with_copies(self, places: Mapping[Node, int]) -> EarlyCollectives:
-        """Copies of what collectives make start among them as well, if others start at a later place than theirs."""
+        """Copies of what collectives make start among them as well, if others come after theirs, at a later place."""
         makers = {value: node for node in self.collectives for value in node.outputs}
         last = {places[node]: node for node in self.start if node.op.communicates}
+        order = {node: number for number, node in enumerate(self.start)}
         behind: dict[Node, list[Node]] = {}
         for node in self.follow:
             if node.op.async_start and node.inputs[0] in makers:
-                later = [place for place in last if place > places[makers[node.inputs[0]]]]
+                maker = makers[node.inputs[0]]
+                later = [p for p, other in last.items() if p > places[maker] and order[other] > order[maker]]
                 if later:
                     behind.setdefault(last[min(later)], []).append(node)
         moved = dict.fromkeys(node for own in behind.values() for node in own)
