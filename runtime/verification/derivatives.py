@@ -194,7 +194,9 @@ class Point:
         scale = self.norm if self.norm > NO_NORM else 1.0
         expected = sum(float((self.gradients[name] * each).sum()) for name, each in direction.items()) / scale
         slopes: list[Slope] = []
-        for length in LENGTHS:
+        # A loss that is much steeper than it is high has bent long before the usual lengths.
+        steep = LENGTHS[0] * min(1.0, abs(self.loss) / scale)
+        for length in (*((steep,) if steep < min(LENGTHS) else ()), *LENGTHS):
             above, below = (self._at(direction, way * length) for way in (1, -1))
             estimate = (above - below) / (2 * length * scale)
             bend = abs(above + below - 2 * self.loss) / (length * scale)
@@ -202,7 +204,7 @@ class Point:
             if slope.error <= TOLERANCE:
                 return evolve(slope, certain=True)
             agreed = any(each.certain and abs(each.found - estimate) < AGREEING * slope.error for each in slopes)
-            if slope.certain and agreed:
+            if slope.certain and agreed and not any(each.error < AGREEING * slope.error for each in slopes):
                 return slope
             slopes.append(slope)
         return evolve(min(slopes, key=lambda each: each.error), certain=False)
