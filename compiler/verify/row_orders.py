@@ -52,6 +52,10 @@ class _Order:
     ids: Value
     results: tuple[Value, ...]
 
+    def same(self, other: _Order) -> bool:
+        """Whether rows stand alike: the same is made of the same ids, perhaps in another phase."""
+        return self.op == other.op and self.ids == other.ids
+
     @property
     def names(self) -> set[str]:
         """The axes of the rows."""
@@ -239,7 +243,7 @@ class _Stage:
     def _alike(self, node: Node, order: _Order, values: Sequence[Value]) -> None:
         for value in values:
             self._in_order(value)
-            require(self.rows[value][0] is order, f"{quoted(node)} reads rows in another order", value)
+            require(self.rows[value][0].same(order), f"{quoted(node)} reads rows in another order", value)
 
     def _infers(self, node: Node) -> None:
         try:
