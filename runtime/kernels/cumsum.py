@@ -23,11 +23,13 @@ def cumsum(
     `exclusive`: of the elements before each position. `before` has, for each block of `block` positions, what is added
     to its sums.
     """
-    wide = widened(x)
-    if block:
-        wide = _blocks(wide, dim, block)
     along = dim + bool(block)
-    sums = wide.flip(along).cumsum(along).flip(along) if backward else wide.cumsum(along)
+    sums = _blocks(x, dim, block) if block else x
+    # Each replaces the one before: `CumulativeSum.workspace` counts two.
+    sums = widened(sums.flip(along) if backward else sums)
+    sums = sums.cumsum(along)
+    if backward:
+        sums = sums.flip(along)
     if exclusive:
         sums = sums.roll(-1 if backward else 1, along)
         sums.select(along, -1 if backward else 0).zero_()
