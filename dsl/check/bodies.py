@@ -189,9 +189,18 @@ class BodyChecker:
             self.known.bound(name, meaning)
 
     def let(self, statement: tree.Let) -> None:
-        """`let names = value`."""
-        names = statement.names
-        results = self.expressions.several(statement.value, len(names), names[0].text if len(names) == 1 else None)
+        """`let names = values`. All values are computed before the first name is bound."""
+        names, values = statement.names, statement.values
+        if len(values) == 1:
+            results = self.expressions.several(values[0], len(names), names[0].text if len(names) == 1 else None)
+        elif len(values) == len(names):
+            found = [self.expressions.one(value, name.text) for value, name in zip(values, names, strict=True)]
+            known = [each for each in found if each is not None]
+            results = known if len(known) == len(found) else None
+        else:
+            count = "1 name" if len(names) == 1 else f"{len(names)} names"
+            self.report.error("E0219", f"{count} for {len(values)} values", statement.span)
+            results = None
         seen: set[str] = set()
         for name in names:
             if name.text in seen:

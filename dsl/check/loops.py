@@ -128,7 +128,7 @@ class Loops:
         binding = inner.bindings[name.text]
         if not isinstance(binding.meaning, Value) or self.expressions.is_read(binding):
             return False
-        for each in nodes(last.value):
+        for each in nodes(*last.values):
             read = tree.single(each) if isinstance(each, tree.Path) else None
             outer = self.scope.find(read.text) if read is not None and read.text not in inner.bindings else None
             meaning = outer.meaning if outer is not None else None

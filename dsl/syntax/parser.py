@@ -278,7 +278,7 @@ def _path(span: Span, *parts: Any) -> tree.Path:
 
 # Nodes that are called like their rules of the grammar, and have their parts as fields.
 NODES = (
-    *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample, tree.Let),
+    *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample),
     tree.Share,
     *(tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
     *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
@@ -287,7 +287,7 @@ NODES = (
 # Those whose last field has any number of parts, after so many other fields.
 LISTINGS: dict[type[tree.Node], int] = {
     **dict.fromkeys((tree.File, tree.Axes, tree.Constants, tree.Table, tree.Expect, tree.List), 0),
-    **dict.fromkeys((tree.Call, tree.Optimizer, tree.Weights), 1),
+    **dict.fromkeys((tree.Call, tree.Optimizer, tree.Weights, tree.Let), 1),
     tree.Layout: 2,
 }
 # Rule or alias of the grammar -> builder of its node, from the span and the parts without punctuation.

@@ -234,10 +234,10 @@ class Copy(Node):
 
 @frozen
 class Let(Node):
-    """`let names = value`."""
+    """`let names = values`: a call with as many results, or a value for each."""
 
     names: tuple[Name, ...]
-    value: Expression
+    values: tuple[Expression, ...]
 
 
 @frozen

@@ -472,3 +472,12 @@ model m(x: [batch, vocab], t: i64[batch]) {
     assert found.span is not None
     _, left = load_text(text[: found.span.start] + found.help.strip("`") + text[found.span.end :])
     assert left == ()
+
+
+def test_values_are_all_computed_before_a_name_is_bound():
+    steps = model("let u, v = x, -x\n let u, v = v, u\n loss mean(u - 2 * v)").body.steps
+    (negated,) = (i for i, step in enumerate(steps) if step.function == "negate")
+    (doubled,) = (step for step in steps if step.function == "multiply")
+    (apart,) = (step for step in steps if step.function == "subtract")
+    assert 0 in doubled.operands  # the input, which has been swapped into `v`
+    assert apart.operands[0] == 2 + negated
