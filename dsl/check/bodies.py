@@ -234,8 +234,9 @@ class BodyChecker:
     def sample(self, statement: tree.Sample) -> None:
         """`sample names: type ~ distribution`."""
         call = self.distribution(statement.initial, SAMPLED, "distribution")
-        if call is None or call.name != "integers":
-            type = self.float_type(statement.type, "a sample")
+        drawn = statement.initial.name.text if isinstance(statement.initial, tree.Call) else ""
+        if drawn != "integers":
+            type = self.float_type(statement.type, "a sample", "`integers(n)` draws from 0 to n − 1")
         else:
             type = self.type(statement.type)
             if type is not None and type.dtype not in INTEGERS:
@@ -262,11 +263,11 @@ class BodyChecker:
             self.bind(name, meaning, kind)
         return values
 
-    def float_type(self, written: tree.TensorType, what: str) -> Type | None:
-        """A type that must be floating-point; None after reporting errors."""
+    def float_type(self, written: tree.TensorType, what: str, help: str | None = None) -> Type | None:
+        """A type that must be floating-point; None after reporting errors, with some help."""
         type = self.type(written)
         if type is not None and type.dtype not in FLOATS:
-            self.report.error("E0205", f"{what} must be a float tensor, not {type.dtype}", written.span)
+            self.report.error("E0205", f"{what} must be a float tensor, not {type.dtype}", written.span, help=help)
             return None
         return type
 

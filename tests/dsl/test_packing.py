@@ -40,6 +40,7 @@ APART = {
       let s = dot(q, dot(k, w, over = embed), over = key)
       let far = where(expand(segments, keys) == rename(segments, seq -> keys), 0.0, -1e9)
       let x = dot(softmax(s + far, over = keys), k, over = keys)""",
+    "a memory that forgets": "let x = delta_rule(q, q, x, 0.5, cast(positions != 0, f32), over = seq, along = key)",
     "a factor of zero": "let x = linear_scan(where(positions == 0, 0.0, 0.9), x, over = seq)",
     "a factor times zeros": "let x = linear_scan(sigmoid(x) * cast(positions != 0, f32), x, over = seq)",
     "a factor in a repeat": """
@@ -81,6 +82,11 @@ TOGETHER = {
         """let a = x + expand(cast(sin(cast(positions, f64)), f32), embed)
            let x = linear_scan(sigmoid(a), a, over = seq)""",
         ["linear_scan"],
+    ),
+    "a memory": ("let x = delta_rule(q, q, x, 0.5, over = seq, along = key)", ["delta_rule"]),
+    "a memory that fades": (
+        "let x = delta_rule(q, q, x, 0.5, sigmoid(q), over = seq, along = key)",
+        ["delta_rule"],
     ),
     "a mask that is only causal": (
         """let mask = expand(iota(seq) + 0, keys) >= expand(iota(keys), seq)
