@@ -303,7 +303,7 @@ def _between(state: Scheduled, rank: RankPlan) -> MemoryReport:
     programs = [(state, rank)]
     if state.evaluation is not None:
         programs.append((state.evaluation, state.evaluation.plan.ranks[rank.rank]))
-    late = state.plan.delay * max(map(sum, _late(state, rank)))
+    late = state.plan.delay * max(map(sum, _late(state, rank))) + _nothing_yet(state, rank)
     return MemoryReport(
         "between steps",
         masters + copied[0],
@@ -312,6 +312,17 @@ def _between(state: Scheduled, rank: RankPlan) -> MemoryReport:
         0,
         _NUMBERS + workspace(state) + tables(chain.from_iterable(_nodes(*each) for each in programs)),
     )
+
+
+def _nothing_yet(state: Scheduled, rank: RankPlan) -> int:
+    """Bytes of the zeros that first steps have for gradients of steps before them; where gradients are reduced, what
+    they are reduced to is counted.
+    """
+    if not state.plan.delay:
+        return 0
+    stages = [state.partitioned.stages[index] for index in rank.stages]
+    sums = {each.value for stage in stages for each in stage.accumulators if each.parameter}
+    return sum(each.type.bytes for index in rank.stages for each in state.update.totals[index] if each in sums)
 
 
 def _sums(state: Scheduled, rank: RankPlan) -> int:

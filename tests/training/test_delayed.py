@@ -261,10 +261,12 @@ def test_a_reduction_that_takes_several_steps_has_as_many_to_end_in_as_the_delay
 
 
 def test_the_memory_bound_counts_late_gradients() -> None:
-    """The accumulators of each step, and each gradient among the states that a checkpoint has."""
+    """The accumulators of each step, and each gradient among the states that a checkpoint has. What is not reduced has
+    zeros for the gradients of steps before the first.
+    """
     plans = [plan_of(*ONE_RANK, f"train.sync={sync}") for sync in ("none", "delayed(1)", "delayed(2)", "paired()")]
     reports = [memory_report(plan.training, plan.program.ranks[0]) for plan in plans]
     size = sum(each.type.bytes for each in plans[0].program.parameters)
-    assert [each.gradients - reports[0].gradients for each in reports] == [0, size, 2 * size, size]
+    assert [each.gradients - reports[0].gradients for each in reports] == [0, 2 * size, 3 * size, 2 * size]
     # Of pairs, also the first gradient, and what is estimated from it, with both states of AdamW.
     assert [each.state - reports[0].state for each in reports] == [0, size, 2 * size, 5 * size]
