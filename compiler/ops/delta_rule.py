@@ -10,8 +10,8 @@ once,
     (I + T)·u = β·v − β·(G·k)·S    T[i, j] = β[i]·k[i]ᵀ·P[i, j]·k[j] below the diagonal
     o = (G·q)·S + (q·P·kᵀ)·u    next S = G·S + (E·k)ᵀ·u
 
-so that all chunks are computed at once but for the recurrence of their states, whose steps are matrices. Products of
-gates are computed as such, not by their logarithms, so that gates may be zero.
+so that all chunks are computed at once but for the recurrence of their memories (`partita.compiler.ops.delta_scan`).
+Products of gates are computed as such, not by their logarithms, so that gates may be zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from partita.dsl.types import Axis, Type
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Value
 
-LONGEST = 64  # positions of a chunk at most: more would be longer matrices to invert than states are large
+# Positions of a chunk at most: the matrices of more would be larger than memories are. Gates of each key make one of
+# these for each.
+LONGEST, LONGEST_BY_KEY = 64, 16
 
 
 @op("delta_rule")
@@ -120,14 +122,15 @@ def in_chunks(build: Builder, op: DeltaRule, operands: Sequence[Value], parts: i
 class _Chunks:
     """The chunks of a sequence: what each makes of the memory before it.
 
-    Matrices of a chunk have the axes `row` and `column`, both of its positions; memories `along`, the steps of their
-    recurrence `along` and `other`.
+    Matrices of a chunk have the axes `row` and `column`, both of its positions; memories have that of the keys.
     """
 
     def __init__(self, build: Builder, op: DeltaRule, operands: Sequence[Value], parts: int) -> None:
         self.build = build
         over, key = operands[0].type.axis(op.over), operands[0].type.axis(op.along)
-        length = _length(over.size // parts if over.size % parts == 0 else over.size)
+        by_key = any(value.type.has(key.name) for value in operands[4:])
+        size = over.size // parts if over.size % parts == 0 else over.size
+        length = _longest(size, LONGEST_BY_KEY if by_key else LONGEST)
         chunk, row, column = self.axes = (
             Axis(chunks(over.name), over.size // length),
             Axis(f"{over.name}~row", length),
@@ -224,6 +227,6 @@ class _Chunks:
         return self.build.apply(Rename(((old.name, new.name),)), x)
 
 
-def _length(size: int) -> int:
-    """Of which length chunks are best: a divisor of the number of positions."""
-    return next(length for length in range(min(size, LONGEST), 0, -1) if size % length == 0)
+def _longest(size: int, limit: int) -> int:
+    """The largest divisor of a number of positions up to a limit."""
+    return next(length for length in range(min(size, limit), 0, -1) if size % length == 0)
