@@ -68,8 +68,11 @@ def adamw_of_each(
             flat.append(tensors)
         elif _flat((parameter, mean, square)):
             # As on ranks where the gradient is no part of another tensor: copies of a parameter are equal to the bit.
-            dense = (parameter, gradient.to(parameter.dtype).contiguous(), mean, square)
-            _adamw_flat([dense], rate, update, beta1, beta2, eps, decay, factor)
+            dense, by = gradient.to(parameter.dtype).contiguous(), factor
+            if by is not None and native(parameter) is None:
+                dense, by = dense.mul_(by.to(dense.dtype)), None
+            _adamw_flat([(parameter, dense, mean, square)], rate, update, beta1, beta2, eps, decay, by)
+            del dense
         else:
             _take_into_means(gradient, mean, square, beta1, beta2, factor)
             adam_step(parameter, mean, square, rate, update, beta1, beta2, eps, decay)

@@ -100,8 +100,8 @@ simple_statements = st.one_of(
     st.builds(lambda n, e: node(tree.Share, n, e), names, expressions),
     st.builds(lambda n, m: node(tree.Copy, n, m), names, names),
     st.builds(lambda n, c: node(tree.Copy, n, c.name, c.arguments), names, calls),
-    st.builds(lambda n, e: node(tree.Let, n, e), several(names), expressions),
-    expressions.map(lambda e: node(tree.Loss, e)),
+    st.builds(lambda n, e: node(tree.Let, n, e), several(names), several(expressions)),
+    st.builds(lambda n, e: node(tree.Loss, n, e), st.none() | names, expressions),
     st.builds(lambda n, e: node(tree.Update, n, e), names, expressions),
     st.builds(lambda n, e: node(tree.Metric, n, e), names, expressions),
     st.builds(lambda n, e: node(tree.Output, n, e), names, expressions),
@@ -231,13 +231,14 @@ def words(item):
                 return ["frozen", *names]
             return ["ema", *names, "(", *separated(item.following), ")"]
         case tree.Let():
-            return ["let", *separated(item.names), "=", *words(item.value)]
+            return ["let", *separated(item.names), "=", *separated(item.values)]
         case tree.Repeat():
             return ["repeat", *words(item.count), "as", *words(item.name), *braces(item.body)]
         case tree.Scan():
             return ["scan", *words(item.axis), *(["backward"] if item.backward else []), *braces(item.body)]
         case tree.Loss():
-            return ["loss", *words(item.value)]
+            named = [] if item.name is None else [*words(item.name), "="]
+            return ["loss", *named, *words(item.value)]
         case tree.Update():
             return ["update", *words(item.name), "=", *words(item.value)]
         case tree.Metric():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partita.dsl.advice.report import Report
 from partita.dsl.check.constants import apply, evaluate
-from partita.dsl.check.formulas import FUNCTIONS, Size, sizes_in, value_of
+from partita.dsl.check.formulas import FUNCTIONS, OF_TWO, Size, sizes_in, value_of
 from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.parser import parse_expression
@@ -25,7 +25,7 @@ def value(text: str, sizes: dict[str, int]) -> Quantity:
 
     def lookup(named: tree.Path | tree.Call) -> Quantity:
         if isinstance(named, tree.Call):
-            return apply(named.name.text, evaluate(named.arguments[0].value, lookup), named.span)
+            return apply(named.name.text, [evaluate(each.value, lookup) for each in named.arguments], named.span)
         (name,) = (part.text for part in named.parts)
         return Quantity(Fraction(sizes[name]), PLAIN, Size(name, sizes[name]))
 
@@ -69,7 +69,7 @@ FORMULAS = st.recursive(
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda each: "({} {} {})".format(*each)),
         inner.map("(-{})".format),
-        st.tuples(st.sampled_from(sorted(FUNCTIONS)), inner).map(lambda each: "{}({})".format(*each)),
+        st.tuples(st.sampled_from(sorted({*FUNCTIONS} - {*OF_TWO})), inner).map(lambda each: "{}({})".format(*each)),
     ),
     max_leaves=6,
 )

@@ -21,4 +21,4 @@ def test_initial_values() -> None:
     assert {*RANDOM, *FIXED, "constant"} == set(builtins.INITIAL)
     # `initial` reads the one argument, whatever it is called.
     assert all(len(each.names) <= 1 for each in builtins.INITIAL.values())
-    assert set(builtins.SAMPLED) <= set(RANDOM)
+    assert set(builtins.SAMPLED) == {"normal", "uniform", "integers", "gumbel"}
