@@ -111,3 +111,22 @@ def test_sgd(laid: Laid, decay: float, momentum: float, nesterov: bool):
     for number, (gradient, wanted) in enumerate(zip(gradients, expected, strict=True), 1):
         sgd(parameter, gradient, buffer, 0.03 * number, momentum, nesterov, decay)
         torch.testing.assert_close(parameter, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [None, 0.3])
+@pytest.mark.parametrize("cut", ["columns", "turned"])
+def test_a_gradient_that_is_part_of_another_tensor_updates_to_the_bit_as_a_dense_one(cut: str, factor: float | None):
+    """Copies of a parameter have one or the other."""
+    generator = torch.Generator().manual_seed(5)
+    whole = torch.randn(40, 60, generator=generator)
+    part = whole[:, 7:37] if cut == "columns" else whole[:30].T
+    by = None if factor is None else torch.tensor(factor)
+    updated = []
+    for gradient in (part, part.contiguous()):
+        tensors = [torch.full(part.shape, start) for start in (0.5, 0.01, 0.2)]
+        before = gradient.clone()
+        adamw_of_each(*([each] for each in (tensors[0], gradient, *tensors[1:])), 0.1, 3, 0.9, 0.99, 1e-8, 0.1, by)
+        assert torch.equal(gradient, before)
+        updated.append(tensors)
+    for one, other in zip(*updated, strict=True):
+        assert torch.equal(one, other)
