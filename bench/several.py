@@ -315,6 +315,8 @@ def _of_two(part: str) -> Callable[[str], None]:
             torch.cuda.set_device(identity.rank % torch.cuda.device_count())
         joined(_transport(device))
         report({"found": TWO[part](device, identity.rank)})
+        dist.barrier()
+        dist.destroy_process_group()  # else its threads may still speak to a rank that has left
 
     return run
 
