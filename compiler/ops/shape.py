@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.decoding import ConcatHistory
-from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, make, op, permuted, shape_text
+from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, fields_of_several, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -302,12 +302,11 @@ class Pad(Op):
         return f"torch.nn.functional.pad({x.text}, ({zeros}{self.start}, {after}))"
 
 
-@op("shift")
-class Shift(Op):
-    """Each entry of an axis is that `by` entries before it (after it, if `by` is negative), or zero where none is."""
+@fields_of_several
+class _Moved(Op):
+    """The entries of an axis change places."""
 
     over: str
-    by: int
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The operand's type."""
@@ -321,6 +320,13 @@ class Shift(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
         return 0
+
+
+@op("shift")
+class Shift(_Moved):
+    """Each entry of an axis is that `by` entries before it (after it, if `by` is negative), or zero where none is."""
+
+    by: int
 
     def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
@@ -346,23 +352,8 @@ class Shift(Op):
 
 
 @op("flip")
-class Flip(Op):
+class Flip(_Moved):
     """The entries of an axis in the other direction."""
-
-    over: str
-
-    def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The operand's type."""
-        assert types[0].has(self.over), (self, types)
-        return types
-
-    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any other axis; linear."""
-        return (*_others(operands[0], self.over), LINEAR)
-
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """No arithmetic."""
-        return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Flipped back."""
@@ -375,24 +366,10 @@ class Flip(Op):
 
 
 @op("rotate")
-class Rotate(Op):
+class Rotate(_Moved):
     """Each entry of an axis is that `by` entries before it; those that leave at one end enter at the other."""
 
-    over: str
     by: int
-
-    def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The operand's type."""
-        assert types[0].has(self.over), (self, types)
-        return types
-
-    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any other axis; linear."""
-        return (*_others(operands[0], self.over), LINEAR)
-
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """No arithmetic."""
-        return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Rolled back."""
