@@ -717,16 +717,18 @@ def _flip(use: Use) -> Typed:
 @function("roll", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
 def _roll(use: Use) -> Typed:
     use.has("x", [use["over"]])
-    by = use["by"]
-    if by != int(by):
-        raise use.refuse("E0214", "`by` must be an integer", "by")
-    return use["x"].type, {"over": use["over"].name, "by": int(by)}
+    return _moved(use)
 
 
 @function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
 def _shift(use: Use) -> Typed:
     use.has("x", [use["over"]])
     _numeric(use, use["x"].type.dtype, "x")
+    return _moved(use)
+
+
+def _moved(use: Use) -> Typed:
+    """The type of x, whose entries along `over` are moved by an integer."""
     by = use["by"]
     if by != int(by):
         raise use.refuse("E0214", "`by` must be an integer", "by")
