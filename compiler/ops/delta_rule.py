@@ -26,9 +26,9 @@ from partita.compiler.ops.delta_scan import DeltaScan, DeltaScanBlocks
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.inverse import Inverse
 from partita.compiler.ops.linear_scan import LinearScan
-from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, broadcast, op, permuted
+from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, broadcast, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import cast, constant, pointwise
-from partita.compiler.ops.position import Iota
+from partita.compiler.ops.position import where_compared
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import Arrange, Expand, Merge, Rename, Slice, Split, arranged
 from partita.dsl.types import Axis, Type
@@ -100,8 +100,7 @@ class DeltaRule(Op):
         """The operands with all axes, and memories of one position, in the dtype of accumulation."""
         (result,) = results
         keys, size = operands[0].axis(self.along).size, result.axis(self.over).size
-        wide = 4 if result.dtype == "bf16" else result.bytes // result.elements
-        return wide * result.elements * (3 + (2 + self.gated) * keys + 6 * keys // size)
+        return wide_bytes(result) * (3 + (2 + self.gated) * keys + 6 * keys // size)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, on operands with the positions first and the keys last."""
@@ -211,11 +210,9 @@ class _Chunks:
         return self.build.apply(Dot(()), a, b)
 
     def _compared(self, comparison: str) -> Value:
-        """The matrix that is one where a row and a column compare so, and else zero, in the dtype of accumulation."""
-        build, (_, row, column) = self.build, self.axes
-        rows, columns = (build.apply(Iota(axis)) for axis in (row, column))
-        compared = pointwise(build, comparison, build.apply(Expand((column,)), rows), columns)
-        return cast(build, compared, accumulation(self.dtype))
+        """One where a row and a column compare so, and else zero, in the dtype of accumulation."""
+        _, row, column = self.axes
+        return where_compared(self.build, comparison, row, column, accumulation(self.dtype))
 
     def _only(self, x: Value, axis: Axis, position: int) -> Value:
         """One position of an axis."""

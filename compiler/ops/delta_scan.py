@@ -17,7 +17,7 @@ from partita.compiler.layout import SUM
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import cast, constant, pointwise
-from partita.compiler.ops.position import Iota
+from partita.compiler.ops.position import where_compared
 from partita.compiler.ops.shape import Expand, arranged
 from partita.dsl.types import Axis, Type
 
@@ -144,10 +144,8 @@ class DeltaScan(_Recurrence):
         block = node.inputs[3].type.axis(axis).size // parts
         products, lasts = build.apply_all(DeltaScanBlocks(axis, self.row, self.key, block, self.backward), *node.inputs)
         # A state is multiplied by −(−1)ᵀ·product.
-        rows, keys = (Iota(products.type.axis(name)) for name in (self.row, self.key))
-        same = build.apply(Expand((products.type.axis(self.key),)), build.apply(rows))
-        equal = cast(build, pointwise(build, "equal", same, build.apply(keys)), products.type.dtype)
-        minus = pointwise(build, "negate", equal)
+        rows, keys = products.type.axis(self.row), products.type.axis(self.key)
+        minus = pointwise(build, "negate", where_compared(build, "equal", rows, keys, products.type.dtype))
         minus = build.apply(Expand(products.type.without([self.row, self.key]).axes), minus)
         nothing = build.apply(Expand((products.type.axis(axis),)), constant(build, 0.0, products))
         over = DeltaScan(axis, self.row, self.key, self.backward, between=True)

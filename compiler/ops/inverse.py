@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Argument, Op, ShardingRule, aligned_rules, op, permuted, wide_bytes
-from partita.compiler.ops.pointwise import cast, pointwise
-from partita.compiler.ops.position import Iota
-from partita.compiler.ops.shape import Expand, Rename, arranged
+from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.position import where_compared
+from partita.compiler.ops.shape import Rename, arranged
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class Inverse(Op):
         left = build.apply(Dot((self.columns,)), y, build.apply(rename, d))
         product = pointwise(build, "negate", build.apply(Dot((turned,)), left, build.apply(rename, y)))
         if self.triangular:
-            rows, columns = (build.apply(Iota(x.type.axis(name))) for name in (self.rows, self.columns))
-            below = pointwise(build, "greater", build.apply(Expand(columns.type.axes), rows), columns)
-            product = pointwise(build, "multiply", product, cast(build, below, x.type.dtype))
+            rows, columns = x.type.axis(self.rows), x.type.axis(self.columns)
+            below = where_compared(build, "greater", rows, columns, x.type.dtype)
+            product = pointwise(build, "multiply", product, below)
         return (arranged(build, product, x.type.names),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:

@@ -27,11 +27,13 @@ from partita.compiler.ops.op import (
     agree,
     aligned_rules,
     broadcast,
+    make,
     op,
     permuted,
     wide_bytes,
     widening_bytes,
 )
+from partita.compiler.ops.pointwise import cast, pointwise
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -195,6 +197,12 @@ class Iota(Positioned):
         if zigzag_ranks(self.axis.name, self.shards) is not None:
             return f"kernels.positions({start}, c.device)"
         return f"torch.arange({start}, {start} + {self.axis.size}, device=c.device)"
+
+
+def where_compared(build: Builder, comparison: str, rows: Axis, columns: Axis, dtype: str) -> Value:
+    """The matrix that is one where the indices of its row and its column compare so, and else zero."""
+    row, column = (build.apply(Iota(axis)) for axis in (rows, columns))
+    return cast(build, pointwise(build, comparison, build.apply(make("expand", (columns,)), row), column), dtype)
 
 
 class Rotation(Op):
