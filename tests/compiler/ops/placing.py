@@ -132,13 +132,13 @@ def _join(group: Parts, type: Type, state: State) -> torch.Tensor:
 
 
 def equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> bool:
-    """Whether two tensors are the same, to a tolerance relative to the larger numbers of each."""
+    """Whether two tensors are the same, to a tolerance relative to the largest finite number."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not tolerance:
         return torch.equal(a, b)
-    largest = float(b.abs().max())  # NaN equals nothing
-    return largest == largest and torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest)
+    largest = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest)  # NaN equals nothing
 
 
 def local_op(op: Op, types: Sequence[Type], placed: Sequence[Layout], sizes: Sizes) -> Op:

@@ -179,7 +179,7 @@ class Trial:
 def placements(case: Case) -> Iterator[tuple[State, ...]]:
     """States of the operands: whole, in parts of a sum (or maximum, for maxima), or split along any axis."""
     types = case.operands
-    partial = (MAX,) if getattr(case.op, "function", "") == "max" else ()
+    partial = (MAX,) if getattr(case.op, "function", "") == "max" or case.op.name == "scatter_max" else ()
 
     def states(type: Type, axes: Sequence[str]) -> list[State]:
         return [None, *(() if type.dtype == "bool" else (SUM, *partial)), *(a for a in type.names if a in axes)]
