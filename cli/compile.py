@@ -135,6 +135,9 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         console.print()
         print_table(console, transfer_table((*summary.transfers, *summary.tied), console.width))
     console.print()
+    if summary.padded:
+        axes = ", ".join(f"{axis} from {own:,} to {size:,}" for axis, own, size in summary.padded)
+        print_text(console, f"padded: {axes}; products take {summary.waste:.1%} more FLOPs")
     for axes, names in summary.flat:
         print_text(console, f"stored flat over {axes}: {', '.join(names)}; no axis divides evenly")
     for axis, names in summary.undivided:

@@ -289,7 +289,7 @@ class Graph:
     Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
     are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
     nodes compute the updates from accumulators and `masters`. `asked` are outputs of the model; the split turns them
-    into accumulators.
+    into accumulators. `own_sizes` are those of the axes that are padded.
     """
 
     name: str
@@ -306,6 +306,7 @@ class Graph:
     masters: tuple[Master, ...] = ()
     inside: Mapping[Node, Sequence[Node]] = field(factory=dict, eq=False)
     asked: tuple[tuple[str, Value], ...] = ()
+    own_sizes: Mapping[str, int] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline(

@@ -6,6 +6,9 @@ declared first is the outermost: its ranks hold the largest contiguous parts.
 
 A tensor none of whose axes divides is stored *flat* (`Flat`): each rank's shard along other mesh axes becomes one
 axis, padded with zeros, which divides. Its states then are those of the flat tensor.
+
+An axis that does not divide may be *padded* by rule: programs have it with a larger size, at whose end are zeros. What
+is stored has its own size: the last ranks hold less of it, or nothing (`Layout.padded`).
 """
 
 from __future__ import annotations
@@ -51,11 +54,13 @@ class Flat:
 @frozen(cache_hash=True)
 class Layout:
     """States by mesh axis, in mesh order (but see `of_parts`); mesh axes along which the tensor is replicated are left
-    out. `flat`: how the tensor is flat, if it is.
+    out. `flat`: how the tensor is flat, if it is. `padded`: the sizes that programs have of axes which are padded, by
+    axis; only records of what is stored say so, since in programs tensors have these sizes.
     """
 
     states: tuple[tuple[str, str], ...] = field(default=())
     flat: Flat | None = None
+    padded: tuple[tuple[str, int], ...] = ()
 
     def state(self, mesh_axis: str) -> State:
         """The state along a mesh axis."""
@@ -81,10 +86,27 @@ class Layout:
 REPLICATED = Layout()
 
 
-def layout_of(states: Iterable[tuple[str, State]], flat: Flat | None = None) -> Layout:
+def layout_of(
+    states: Iterable[tuple[str, State]], flat: Flat | None = None, padded: tuple[tuple[str, int], ...] = ()
+) -> Layout:
     """A layout from states by mesh axis, in mesh order."""
     entries = tuple((name, state) for name, state in states if state is not None)
-    return Layout(entries, flat) if entries or flat else REPLICATED
+    return Layout(entries, flat, padded) if entries or flat or padded else REPLICATED
+
+
+def padded_type(type: Type, layout: Layout) -> Type:
+    """A stored tensor's type in programs: with the sizes that padded axes have there."""
+    for name, size in layout.padded:
+        type = type.resized(name, size)
+    return type
+
+
+def stored_form(type: Type, layout: Layout, own_sizes: Mapping[str, int]) -> tuple[Type, Layout]:
+    """How a program's tensor is stored, from the own sizes of axes that are padded: its type and its layout."""
+    padded = tuple((axis.name, axis.size) for axis in type.axes if axis.name in own_sizes)
+    for name, _ in padded:
+        type = type.resized(name, own_sizes[name])
+    return type, evolve(layout, padded=padded) if padded else layout
 
 
 def flat_form(layout: Layout, type: Type, parts: int) -> Flat:
@@ -97,7 +119,8 @@ def within_axes(layout: Layout, type: Type) -> Layout:
     """The layout of a tensor of `type` that goes with one that has more axes: split along those that it has too."""
     if layout.flat is not None and type.names == tuple(axis.name for axis in layout.flat.axes):
         return layout
-    return layout_of((over, state if is_split(state) and type.has(state) else None) for over, state in layout.states)
+    states = ((over, state if is_split(state) and type.has(state) else None) for over, state in layout.states)
+    return layout_of(states, padded=tuple(each for each in layout.padded if type.has(each[0])))
 
 
 def state_text(state: State) -> str:
@@ -116,7 +139,10 @@ def split_axes(states: Iterable[State]) -> list[str]:
 
 
 def local_type(type: Type, layout: Layout, sizes: Mapping[str, int]) -> Type:
-    """One rank's part of a tensor of this global type. `sizes` are those of the mesh axes; all splits divide evenly."""
+    """One rank's part of a tensor of this global type. `sizes` are those of the mesh axes; all splits divide evenly, of
+    a padded axis with its padding.
+    """
+    type = padded_type(type, layout)
     if layout.flat is not None and type.axes == layout.flat.axes:
         type = _flat_type(type.dtype, layout, layout.flat, sizes)
     for name, state in layout.states:

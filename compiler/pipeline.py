@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
-from math import prod
+from math import ceil, prod
 from time import perf_counter
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from attrs import evolve
 
 from partita.compiler.analysis.time import unsplit_seconds
 from partita.compiler.codegen.assemble import assemble
+from partita.compiler.codegen.stored_parameters import with_stored_parameters
 from partita.compiler.codegen.whole_parameters import with_whole_parameters
 from partita.compiler.codegen.writer import Probe
 from partita.compiler.costs.devices import Device, device_of
@@ -46,6 +47,7 @@ from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
 from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.overlap import overlapped
+from partita.compiler.passes.padded import padded
 from partita.compiler.passes.place import balanced, idle_places, pipeline_of, place
 from partita.compiler.passes.prefetch import prefetched
 from partita.compiler.passes.remat_cheap import remat_cheap
@@ -78,12 +80,13 @@ from partita.compiler.state import (
 from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
 from partita.dsl.advice.report import listed
-from partita.dsl.check.divisibility import schedule_span, shared_axes, zigzag_axes
+from partita.dsl.check.divisibility import schedule_span, shared_axes, unequal, zigzag_axes
 from partita.dsl.check.exclusions import exclusions, on_host_apart, orders
 from partita.dsl.check.groups import groups_of, joined
 from partita.dsl.check.language_model import no_output
 from partita.dsl.check.layouts import PARAM
 from partita.dsl.check.stages import conflicts
+from partita.dsl.check.uneven import padded_axes, with_divided_mesh
 from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 
@@ -189,7 +192,7 @@ def assembled(state: Scheduled, probe: Probe | None = None) -> Compilation:
     """The program of a plan. With a `probe` that observes it, torch compiles none of it."""
     program = assemble(state.plan, state.partitioned, state.update, state.compiled and probe is None, probe)
     whole = with_whole_parameters(program, state.partitioned.graph.parameters, state.updates)
-    return extended(Compilation, state, program=whole)
+    return extended(Compilation, state, program=with_stored_parameters(whole, state.joint.own_sizes))
 
 
 def _scheduled(state: Configured) -> Scheduled:
@@ -282,6 +285,7 @@ def _timed(name: str, run: Callable[[Before], State], state: Before) -> State:
 def _configured(spec: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Configured:
     """Resolve the inputs of the compilation. Raises Refused."""
     start = perf_counter()
+    spec = with_divided_mesh(spec)
     model, train = spec.trained
     schedule = spec.schedule or one_microbatch(spec.batch)
     if model.nodes > MAX_NODES:
@@ -432,6 +436,7 @@ def _with_gradients(placed: Graph) -> Graph:
 def _differentiate(state: Placed) -> Differentiated:
     joint = _with_gradients(state.placed) if state.training else expanded(state.placed)
     flops = product_flops(joint)
+    joint = _padded(state, joint)
     if state.training and state.groups is not None:
         flops *= state.groups.count
     shared, pipeline = shared_axes(state.spec), state.pipeline
@@ -443,6 +448,32 @@ def _differentiate(state: Placed) -> Differentiated:
     _check_parts(joint, updates, state.batch)
     parts = {"spread": stages, "undivided": whole if stages else None, "rules": rules, "updates": updates}
     return extended(Differentiated, state, joint=joint, flops=flops, **parts)
+
+
+def _padded(state: Placed, graph: Graph) -> Graph:
+    """The graph with the axes that the layout pads. Raises Refused: E0406 if the last batch of an evaluation lacks
+    rows, E0419 if an update would see the padding.
+    """
+    over = padded_axes(state.spec)
+    values = [*(each.value for each in graph.inputs), *(each.value for each in graph.parameters)]
+    values += (value for node in graph.nodes for value in node.outputs)
+    own = {axis.name: axis for value in values for axis in value.type.axes if axis.name in over}
+    sizes = {}
+    for name, axis in own.items():
+        parts = prod(size for _, size in over[name].mesh_axes)
+        parts *= ceil(state.batch_parts * state.batches) if name == state.batch else 1
+        parts *= state.slices if state.sequence is not None and name == state.sequence[0] else 1
+        if axis.size % parts:
+            sizes[name] = -(-axis.size // parts) * parts
+    _check_padded_updates(state, graph, sizes)
+    if state.batch not in sizes or state.batches == 1:
+        return padded(graph, sizes)
+    if state.batches.denominator > 1:
+        raise Refused([unequal(own[state.batch], ceil(state.batches), None, state.batch, over[state.batch].span)])
+    rows = own[state.batch].size // int(state.batches)
+    parts = prod(size for _, size in over[state.batch].mesh_axes) * state.batch_parts
+    sizes[state.batch] = -(-rows // parts) * parts * int(state.batches)
+    return padded(graph, sizes, (state.batch, rows))
 
 
 def _check_parts(graph: Graph, updates: Mapping[str, Update], batch: str) -> None:
@@ -497,7 +528,42 @@ def _split(state: Differentiated) -> Microbatched:
         sparse = tables(state.joint, state.updates, state.batch, state.slices, state.train)
     check_lazy(sparse, state.joint, state.updated, {name: rule.span for name, rule in state.rules.items()})
     step = split_batch(state.joint, state.batch, count, schedule_span(state.spec), sequence, sparse.over)
+    _check_padded_batches(state, step)
     return extended(Microbatched, state, step=step, tables=sparse, updates=sparse_updates(state.updates, sparse.over))
+
+
+def _check_padded_updates(state: Placed, graph: Graph, sizes: Mapping[str, int]) -> None:
+    """Refuse (E0419) updates that would see the padding: those whose states are of runs of elements, and lazy ones, of
+    rows that a padded batch looks up.
+    """
+    for parameter in graph.parameters:
+        update = state.updates.get(parameter.name)
+        if update is None:
+            continue
+        longer = [name for name in parameter.master.names if name in sizes]
+        axes = {axis for each in update.state_types(parameter.master) for axis in each.axes}
+        runs = not axes <= set(parameter.master.axes)
+        if (longer and runs) or (update.lazy and state.batch in sizes):
+            what = longer[0] if longer and runs else state.batch
+            message = f"`{what}` cannot be padded: `{update.name}` updates `{parameter.name}`"
+            message += " by runs of its elements" if longer and runs else ", if only the rows that a batch looks up"
+            help = f"a size of `{what}` that divides; or another optimizer for it, such as `adamw`"
+            raise refuse("E0419", message, parameter.span, help=help)
+
+
+def _check_padded_batches(state: Differentiated, step: Graph) -> None:
+    """Refuse (E0419) an evaluation of several padded batches that needs the rows of all of them at once."""
+    for each in step.inputs:
+        if (
+            state.batches != 1
+            and state.batch in step.own_sizes
+            and each.batch is None
+            and each.value.type.has(state.batch)
+        ):
+            message = (
+                f"an evaluation needs `{each.name}` of all its batches at once, and `{state.batch}` is padded in each"
+            )
+            raise refuse("E0419", message, each.span, help=f"a size of `{state.batch}` that divides; or `batches = 1`")
 
 
 def _shard(state: Microbatched) -> Sharded:

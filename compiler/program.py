@@ -55,10 +55,13 @@ from partita.dsl.types import INTEGERS, Axis, Type
 
 @frozen(repr=False)
 class InputRecord(Shortened):
-    """A model input over the full batch. `limit`: the axis that its integers index, except those that are `ignored`."""
+    """A model input over the full batch; programs have it as `computed`, with the rows of one replica group and padded.
+    `limit`: the axis that its integers index, except those that are `ignored`.
+    """
 
     name: str
     type: Type
+    computed: Type
     limit: Axis | None
     span: Span | None = field(default=None, eq=False, repr=False)
     ignored: tuple[int, ...] = ()

@@ -432,10 +432,11 @@ class Target(Shortened):
 
 @frozen(repr=False)
 class ShardRule(Shortened):
-    """`shard targets -> mesh axes by order, exchange`.
+    """`shard targets -> mesh axes uneven by order, exchange`.
 
     `zigzag`: the positions of the axis stand in that order (`partita.compiler.passes.zigzag`). `exchange` is how
-    attention over the axis gets at keys and values of other ranks; None for the fastest.
+    attention over the axis gets at keys and values of other ranks; None for the fastest. `uneven` is what happens to an
+    axis that does not divide: it is PADDED, or REPEATED over ranks; None: it is refused.
     """
 
     targets: tuple[Target, ...]
@@ -443,6 +444,7 @@ class ShardRule(Shortened):
     span: Span = field(eq=False)
     zigzag: bool = False
     exchange: str | None = None
+    uneven: str | None = None
 
 
 @frozen(repr=False)

@@ -36,9 +36,10 @@ class Inputs:
         self._groups = program.groups
         self._parts = program.batch_parts
         self._rounds, self._count = program.rounds, program.rows
-        self._batch = program.batch
-        self._types = types = {each.name: each.type for each in program.inputs}
-        parts = program.batch_parts * program.batches * self._groups
+        self._batch, self._batches = program.batch, program.batches
+        self._types = {each.name: each.type for each in program.inputs}
+        self._computed = types = {each.name: each.computed for each in program.inputs}
+        parts = program.batch_parts * program.batches
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
@@ -47,8 +48,6 @@ class Inputs:
                 if part.batch is not None:
                     self._batch_positions[part] = type.position(part.batch)
                     type = type.resized(part.batch, int(type.axis(part.batch).size // parts))
-                elif type.has(self._batch):
-                    type = type.resized(self._batch, type.axis(self._batch).size // self._groups)
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
 
     def rows(self, groups: Iterable[int]) -> Rows:
@@ -62,9 +61,11 @@ class Inputs:
             if part.name not in positions:
                 continue
             own, pieces = region[positions[part.name]], 1 if part.batch is None else self._parts
-            size = count // (self._groups * pieces)
-            for start in (size * (group * pieces + piece) for group in groups for piece in range(pieces)):
-                read[start + own.start : start + own.stop] = [True] * (own.stop - own.start)
+            rows, size = count // self._groups, self._rows_of(part) // pieces
+            for group in groups:
+                for start in range(0, size * pieces, size):
+                    first, last = (min(start + each, rows) for each in (own.start, own.stop))
+                    read[group * rows + first : group * rows + last] = [True] * (last - first)
         if self._rounds > 1 and any(part.batch is None and part.name in positions for part in self._regions):
             read = [True] * count
         runs = [list(run) for is_read, run in groupby(range(count), read.__getitem__) if is_read]
@@ -84,11 +85,23 @@ class Inputs:
         others = [part for part in parts if part not in joined]
         first = batches(0) if others else {}
         for part in others:
-            tensor = first[part.name]
-            if self._has_rows(part):
-                tensor = tensor.chunk(self._groups, self._types[part.name].position(self._batch))[self.group]
-            tensors[part] = self._sent(part, tensor[self._regions[part]], into)
+            tensors[part] = self._sent(part, self._of_group(part, first)[self._regions[part]], into)
         return tensors
+
+    def _of_group(self, part: InputPart, batch: Batch) -> torch.Tensor:
+        """What a group computes with of a batch, padded with zeros."""
+        tensor, type = batch[part.name], self._computed[part.name]
+        if self._has_rows(part):
+            tensor = tensor.chunk(self._groups, type.position(self._batch))[self.group]
+            type = type.resized(self._batch, self._rows_of(part))
+        more = [size - own for size, own in zip(type.shape, tensor.shape, strict=True)]
+        if not any(more):
+            return tensor
+        return torch.nn.functional.pad(tensor, [each for size in reversed(more) for each in (0, size)])
+
+    def _rows_of(self, part: InputPart) -> int:
+        """The rows of a batch of one group, with its padding."""
+        return int(self._computed[part.name].axis(self._batch).size / self._batches)
 
     def _has_rows(self, part: InputPart) -> bool:
         return self._types[part.name].has(self._batch)
@@ -102,7 +115,7 @@ class Inputs:
         """Write the rows of a batch that belong to parts which have those of all batches. Groups train apart on one."""
         assert self._groups == 1
         for part, tensor in joined.items():
-            type, region, rows = self._types[part.name], self._regions[part], batch[part.name]
+            type, region, rows = self._types[part.name], self._regions[part], self._of_group(part, batch)
             position = type.position(self._batch)
             count = rows.shape[position]
             begins = index * count - region[position].start  # where in the part the batch does
@@ -117,7 +130,7 @@ class Inputs:
         """
         tensors = {}
         for part, position in self._batch_positions.items():
-            rows = batch[part.name].chunk(self._groups, position)[self.group]
+            rows = self._of_group(part, batch)
             cut = rows.unflatten(position, (self._parts, -1))  # type: ignore[no-untyped-call]
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
             tensors[part] = self._sent(part, tensor, into)

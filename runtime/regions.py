@@ -7,7 +7,7 @@ from math import prod
 
 from attrs import frozen
 
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Layout, padded_type
 from partita.compiler.program import SLAB
 from partita.dsl.types import Type
 
@@ -18,16 +18,16 @@ def region_of(type: Type, layout: Layout, sizes: Mapping[str, int], coordinates:
     """The part of a global tensor of `type` at `coordinates` of a mesh of `sizes`: a slice for each axis.
 
     If several mesh axes shard one axis, the layout's first is the outermost. Mesh axes along which the tensor is
-    replicated or partial do not matter.
+    replicated or partial do not matter. Of a padded axis, it has no more than there is.
     """
     region = []
-    for axis in type.axes:
+    for axis, own in zip(padded_type(type, layout).axes, type.axes, strict=True):
         parts, index = 1, 0
         for name in layout.over(axis.name):
             parts, index = parts * sizes[name], index * sizes[name] + coordinates[name]
         size, rest = divmod(axis.size, parts)
         assert rest == 0, f"{type} does not divide as {layout}"
-        region.append(slice(index * size, (index + 1) * size))
+        region.append(slice(min(index * size, own.size), min((index + 1) * size, own.size)))
     return tuple(region)
 
 
@@ -75,12 +75,12 @@ class Piece:
 def pieces_of(
     type: Type, layout: Layout, sizes: Mapping[str, int], coordinates: Mapping[str, int]
 ) -> tuple[Piece, ...]:
-    """What a rank holds of a global tensor of `type`: one region, or if it is flat, the regions that make up its part.
-    Zeros that follow the last element belong to none.
+    """What a rank holds of a global tensor of `type`: one region, or if it is flat, the regions that make up its part;
+    none if all of it is padding. Zeros that follow the last element belong to none.
     """
-    if layout.flat is None:
-        return (Piece(region_of(type, layout, sizes, coordinates)),)
     region = region_of(type, layout, sizes, coordinates)
+    if layout.flat is None:
+        return (Piece(region),) if all(each.start < each.stop for each in region) else ()
     over = layout.over(layout.flat.axis)
     size = layout.flat.length(prod(shape_of(region))) // prod(sizes[name] for name in over)
     index = 0

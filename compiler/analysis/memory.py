@@ -411,7 +411,7 @@ def _whole_batch(state: Scheduled) -> int:
 def _parts(state: Scheduled, rank: RankPlan) -> int:
     """The shards that a rank reads of a batch; of what is not cut into microbatches, of all batches of a step."""
     program = state.plan
-    types = {each.name: each.type for each in program.inputs}
+    types = {each.name: each.computed for each in program.inputs}
     parts: dict[InputPart, int] = {}
     for index in rank.stages:
         for part in (*program.stages[index].inputs, *program.stages[index].full_inputs):
@@ -419,9 +419,7 @@ def _parts(state: Scheduled, rank: RankPlan) -> int:
             if part.batch is not None:
                 times = program.batch_parts
                 rows = int(type.axis(part.batch).size / program.batches)
-                type = type.resized(part.batch, rows // (times * program.groups))
-            elif type.has(program.batch):
-                type = type.resized(program.batch, type.axis(program.batch).size // program.groups)
+                type = type.resized(part.batch, rows // times)
             parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     return sum(parts.values())
 

@@ -29,7 +29,7 @@ from partita.compiler.analysis.liveness import (
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
-from partita.compiler.layout import tensor_type
+from partita.compiler.layout import REPLICATED, stored_form, tensor_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
@@ -122,8 +122,9 @@ def plan_step(
     return StepPlan(
         name=whole.name,
         inputs=tuple(
-            InputRecord(each.name, _of_groups(each.value.type, batch, groups), each.limit, each.span, each.ignored)
+            InputRecord(each.name, type, each.value.type, each.limit, each.span, each.ignored)
             for each in whole.inputs
+            for type in (_of_groups(stored_form(each.value.type, REPLICATED, whole.own_sizes)[0], batch, groups),)
         ),
         batch=batch,
         microbatches=schedule.microbatches,

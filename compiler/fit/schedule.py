@@ -42,7 +42,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
     """
     schedule, warnings = _with_copies(state, schedule)
     plan = plan_step(
-        state.forward,
+        state.joint,
         state.partitioned,
         state.sharded.parameters,
         state.update,

@@ -29,6 +29,11 @@ class Attend(Attention):
 
     results = ("", "denominator")
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Means of zeros are."""
+        return True
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """q's type, as wide as values; and its axes without `along`."""
         self.check(*types)

@@ -11,7 +11,7 @@ from attrs import evolve
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, fields_of_several, op
-from partita.compiler.ops.position import ZIGZAG, offset_text, zigzag_ranks
+from partita.compiler.ops.position import ORDERS, offset_text, zigzag_ranks
 from partita.compiler.ops.runs import Runs, seen, zigzag_runs
 from partita.dsl.check.layouts import RING
 from partita.dsl.types import Axis, Type
@@ -55,7 +55,9 @@ class OfBlocks(Attention):
     @property
     def _held(self) -> int:
         """How many of the blocks a shard has."""
-        return self.blocks // prod(parts for name, over, parts in self.shards if name == self.over and over != ZIGZAG)
+        return self.blocks // prod(
+            parts for name, over, parts in self.shards if name == self.over and over not in ORDERS
+        )
 
     def pairs(self, q: Type, k: Type, slices: int) -> int:
         """Of all blocks of a shard."""

@@ -97,6 +97,11 @@ class Custom(_Function):
         types = tuple(type.resized(axis, size) for type in self.made)
         return evolve(self, made=types)  # type: ignore[misc]
 
+    @property
+    def is_finite(self) -> bool:
+        """It may be anything."""
+        return False
+
     def splitting_help(self, axis: str) -> str | None:
         """To declare it, or to reduce outside."""
         if all(type.has(axis) for type in self.made):

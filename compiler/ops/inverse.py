@@ -40,6 +40,11 @@ class Inverse(Op):
         """Any other axis."""
         return aligned_rules(operands, results, whole=[self.rows, self.columns])
 
+    @property
+    def is_finite(self) -> bool:
+        """Matrices need not have one."""
+        return False
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two products and sums for each element and column; a third of a half for triangles."""
         return 2 * operands[0].axis(self.rows).size * operands[0].elements // (3 if self.triangular else 1)

@@ -212,6 +212,10 @@ class NegativeLogLikelihoodGradient(Positioned):
         product = pointwise(build, "multiply", difference, cast(build, d, dtype))
         return (cast(build, product, logits.type.dtype),)
 
+    def neutral(self, axis: str) -> float:
+        """Classes of no probability, unless a target may be one of them."""
+        return float("-inf") if axis == self.over and not self.guarded else 0.0
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""
         return 11 * operands[1].elements
@@ -257,6 +261,10 @@ class ExpSum(Op):
         aligned = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
         return (*aligned, ShardingRule((self.over, None), (SUM,)))
 
+    def neutral(self, axis: str) -> float:
+        """Classes of no probability."""
+        return float("-inf") if axis == self.over else 0.0
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An exponential and a sum for each element."""
         return 10 * operands[0].elements
@@ -297,6 +305,10 @@ class Pick(Positioned):
         """Any remaining axis; shards of `over`, which make the result partial; linear in x."""
         aligned = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
         return (*aligned, ShardingRule((self.over, None), (SUM,)), ShardingRule((SUM, None), (SUM,)))
+
+    def neutral(self, axis: str) -> float:
+        """Classes of no probability, unless a target may be one of them."""
+        return float("-inf") if axis == self.over and not self.guarded else 0.0
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""

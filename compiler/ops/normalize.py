@@ -113,6 +113,16 @@ class Normalize(Op):
         rate = pointwise(build, "rsqrt", pointwise(build, "add", square, constant(build, self.eps, square)))
         return cast(build, pointwise(build, "multiply", wide, rate), x.type.dtype), rate
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """If the rate is finite."""
+        return self.eps > 0
+
+    @property
+    def is_finite(self) -> bool:
+        """If the rate is."""
+        return self.eps > 0
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two passes."""
         return 7 * operands[0].elements

@@ -407,6 +407,27 @@ class Op:
         """
         return self if self.orderless or not self.mentions(axis) else None
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether its first result is zero where all of its operands that are floats are."""
+        return self.rearranges or self.preserves_identity or self.is_view
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its results are finite where its operands are."""
+        return True
+
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        """The operands by which it divides."""
+        return ()
+
+    def neutral(self, axis: str) -> float:
+        """What its operands are to be past the end of an axis to add nothing to what it reduces over that, and to make
+        its results zero there; by default zero, which does that where it is linear.
+        """
+        return 0.0
+
     def total(self, axis: str) -> Op | None:
         """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
         return None

@@ -69,6 +69,12 @@ def _inside(text: str, part: str) -> bool:
 
 
 FUNCTIONS: dict[str, Function] = {}
+# Functions that are zero where all operands are, and functions of finite numbers that need not be finite.
+OF_ZEROS = {
+    *("add", "subtract", "negate", "multiply", "multiply_add", "maximum", "minimum", "where", "sqrt", "tanh", "relu"),
+    *("abs", "gelu", "silu", "gelu_exact", "sin", "erf", "sign", "floor", "round"),
+}
+POLES = {"divide", "log", "rsqrt", "power", "power_exponent_gradient", "sqrt_gradient", "rsqrt_gradient"}
 
 
 @op("constant")
@@ -214,6 +220,21 @@ class Pointwise(Op):
         """From the table."""
         rule = FUNCTIONS[self.function].interval
         return rule(operands) if rule else ANY
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """By the list of those that do."""
+        return self.function in OF_ZEROS
+
+    @property
+    def is_finite(self) -> bool:
+        """Unless it has a pole."""
+        return self.function not in POLES
+
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        """The second operand of integer divisions."""
+        return (1,) if self.function in ("floor_divide", "remainder") else ()
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The function's FLOPs for each element."""

@@ -5,8 +5,9 @@ Operations that look up or count along an axis (`gather`, `pick`, `first_index`,
 `shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first. A rank's shard begins at its
 size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`, and slices of
 their sequence the mesh axis `slice`. Parts that are gone through one after the other are the mesh axis `position`: they
-begin at the context's position. An axis in zigzag order (`partita.compiler.ops.runs`) has an entry of the mesh axis
-`zigzag`, which is no cut, with the number of ranks that the order is for.
+begin at the context's position. Entries of `ORDERS` are no cuts: an axis in zigzag order (`partita.compiler.ops.runs`)
+has one of the mesh axis `zigzag`, with the number of ranks that the order is for; one of several batches, each of which
+is padded, has two, `real` with the rows of a batch and `padded` with how many it has with its padding.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ Shards = tuple[tuple[str, str, int], ...]
 TIME = "time"
 SLICE = "slice"
 POSITION = "position"  # always the outermost cut
-ZIGZAG = "zigzag"
+ZIGZAG, REAL, PADDED = "zigzag", "real", "padded"
+ORDERS = (ZIGZAG, REAL, PADDED)
 
 # Bytes of what says for an id where in a shard it is, or that it is elsewhere.
 PLACE = 24
@@ -51,9 +53,13 @@ PLACE = 24
 
 def offset_text(axis: Axis, shards: Shards) -> str:
     """Source text of the global index at which this shard of `axis` begins."""
-    over = [(mesh_axis, parts) for name, mesh_axis, parts in shards if name == axis.name and mesh_axis != ZIGZAG]
+    over = [(mesh_axis, parts) for name, mesh_axis, parts in shards if name == axis.name and mesh_axis not in ORDERS]
     if not over:
         return "0"
+    real, padded = _rows_of_batches(axis.name, shards)
+    if padded:
+        at = offset_text(axis, tuple((axis.name, *cut) for cut in over))
+        return f"({at}) // {padded} * {real} + ({at}) % {padded}"
     text, times = "", {TIME: "c.microbatch", SLICE: "c.slice"}
     if over[0][0] == POSITION:
         inner = offset_text(axis, tuple((axis.name, *cut) for cut in over[1:]))
@@ -64,6 +70,12 @@ def offset_text(axis: Axis, shards: Shards) -> str:
     return f"{text} * {axis.size}"
 
 
+def _rows_of_batches(axis: str, shards: Shards) -> tuple[int, int]:
+    """The rows of each of several batches along an axis, and those with padding; zeros if none are padded."""
+    found = {over: number for name, over, number in shards if name == axis}
+    return found.get(REAL, 0), found.get(PADDED, 0)
+
+
 def zigzag_ranks(axis: str, shards: Shards) -> int | None:
     """For how many ranks an axis is in zigzag order; None if it is not."""
     return next((ranks for name, mesh_axis, ranks in shards if name == axis and mesh_axis == ZIGZAG), None)
@@ -71,7 +83,7 @@ def zigzag_ranks(axis: str, shards: Shards) -> int | None:
 
 def whole_size(axis: Axis, shards: Shards) -> int:
     """The size of the global axis, of which `axis` is a shard."""
-    return axis.size * prod(parts for name, over, parts in shards if name == axis.name and over != ZIGZAG)
+    return axis.size * prod(parts for name, over, parts in shards if name == axis.name and over not in ORDERS)
 
 
 def positions_code_of(axis: Axis, shards: Shards) -> str:
@@ -153,7 +165,12 @@ class Positioned(Op):
 
     def unsharded(self, keep: Collection[str | None]) -> Op:
         """Only the cuts along those mesh axes; orders stay."""
-        shards = tuple(shard for shard in self.shards if shard[1] in keep or shard[1] == ZIGZAG)
+        shards = tuple(shard for shard in self.shards if shard[1] in keep or shard[1] in ORDERS)
+        return evolve(self, shards=shards)  # type: ignore[misc]
+
+    def of_batches(self, axis: str, real: int, padded: int) -> Op:
+        """The operation on several batches, of which each is padded to so many of its real rows."""
+        shards = ((axis, REAL, real), (axis, PADDED, padded), *self.shards)
         return evolve(self, shards=shards)  # type: ignore[misc]
 
     def in_zigzag(self, axis: str, ranks: int) -> Op | None:

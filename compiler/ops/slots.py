@@ -151,6 +151,10 @@ class Dispatch(Slotted):
         own = tuple(ShardingRule(states(name), (SUM,)) for name in self.own)
         return (*aligned, *cut, *own, ShardingRule((SUM, None, None), (SUM,)))
 
+    def neutral(self, axis: str) -> float:
+        """No slot."""
+        return -1.0 if axis in self.own else 0.0
+
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Each row's from its slots, added up over choices that x lacks."""
         x, ids, slots = node.inputs
@@ -271,6 +275,10 @@ class Load(Positioned):
         aligned = tuple(ShardingRule((name,), (name,)) for name in operands[0].names if name not in self.over)
         counted = tuple(ShardingRule((name,), (SUM,)) for name in self.over)
         return (*aligned, ShardingRule((None,), (self.into.name,)), *counted)
+
+    def neutral(self, axis: str) -> float:
+        """No expert."""
+        return -1.0 if axis in self.over else 0.0
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One addition for each id."""

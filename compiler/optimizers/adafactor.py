@@ -131,12 +131,15 @@ class Adafactor(Update):
 
     The matrix has rows along the axes `inner` and columns along the rest, except `stacked`; without `inner`, the second
     moment is not factored. The other operands are the new means, the inverse root of the second moment, and the sums of
-    squares of its product with the gradient and of the parameter, which has `count` elements.
+    squares of its product with the gradient and of the parameter, which has `count` elements. The means are those of
+    `counts` elements each, and there are so many `rows`.
     """
 
     inner: tuple[str, ...]
     stacked: tuple[str, ...]
     count: int
+    counts: tuple[int, ...]
+    rows: int
     decay_rate: float
     eps: float
     eps_scale: float
@@ -171,14 +174,12 @@ class Adafactor(Update):
         squares, dtype = pointwise(build, "multiply", gradient, gradient), parameter.dtype
         means = []
         over = (self._outer(parameter), self.inner) if self.inner else ((),)
-        for state, summed in zip(states, over, strict=True):
+        for state, summed, count in zip(states, over, self.counts, strict=True):
             total = build.apply(Reduce("sum", summed, dtype), squares) if summed else squares
-            count = parameter.elements // max(1, parameter.without(summed).elements)
             means.append(build.apply(RunningMean(count, self.decay_rate, self.number), state, total))
         if self.inner:
-            rows = parameter.without(parameter.without(self.inner).names).elements
             total = build.apply(Reduce("sum", self.inner, dtype), means[0])
-            inverse = build.apply(FactoredInverseRoot(parameter.axes, rows, self.eps), *means, total)
+            inverse = build.apply(FactoredInverseRoot(parameter.axes, self.rows, self.eps), *means, total)
         else:
             inverse = build.apply(InverseRoot(self.eps), *means)
         direction = pointwise(build, "multiply", gradient, inverse)
@@ -214,10 +215,14 @@ def _update(arguments: Mapping[str, Any], parameter: Trained) -> Adafactor:
     inner, stacked = (matrix.inner, matrix.stacked) if matrix else (parameter.rows or type.names[:-1], ())
     if len(inner) + len(stacked) == len(type.axes):
         inner = stacked = ()  # without columns there is nothing to factor
+    columns = type.without((*inner, *stacked)).elements
+    rows = type.without(type.without(inner).names).elements
     return Adafactor(
         inner,
         stacked,
         type.elements,
+        (columns, rows) if inner else (1,),
+        rows,
         float(arguments["decay_rate"]),
         float(arguments["eps"]),
         float(arguments["eps_scale"]),

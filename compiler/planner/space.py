@@ -31,6 +31,7 @@ from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec
 from partita.dsl.check.layouts import STATE
+from partita.dsl.check.uneven import PADDED, REPEATED, padded_axes
 from partita.dsl.config.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.functions.signatures import LIKELIHOODS
@@ -51,6 +52,8 @@ FABRICS = {
 CLASSES = ("", "state", "grad", "param")
 # The functions that go through positions, and those of experts.
 OF_POSITIONS = ("attend", "linear_scan", "delta_rule")
+# By how much of its size an axis may grow to be padded.
+MAX_WASTE = 0.02
 # How a sequence is split: contiguously, or in zigzag order, keys and values exchanged in the faster way or in this.
 EXCHANGES = ("", "zigzag", "gather", "heads", "ring")
 
@@ -191,6 +194,19 @@ class Space:
     def split_by(self, tensor: int) -> tuple[str, ...]:
         """The parameter axes that `tensor` ranks can shard."""
         return tuple(name for name in self.split if self.given.axes[name].size % tensor == 0)
+
+    def uneven_by(self, tensor: int) -> dict[str, str]:
+        """The parameter axes that `tensor` ranks can shard although they do not divide, and how: those that hardly grow
+        are padded, and those that the file pads; those of which several ranks can have the same part are repeated.
+        """
+        found, padded = {}, padded_axes(self.given)
+        for name in self.split:
+            size = self.given.axes[name].size
+            if 1 < size < tensor and tensor % size == 0:
+                found[name] = REPEATED
+            elif size % tensor and (name in padded or -size % tensor <= MAX_WASTE * size):
+                found[name] = PADDED
+        return found
 
     def sequence_by(self, tensor: int) -> tuple[str, ...]:
         """The input axes that `tensor` ranks can shard."""
@@ -355,9 +371,15 @@ class Space:
         place = self.given.layout.span if self.given.layout else None
         place = place or Span(self.given.source, 0, 0)
 
-        def shard(names: tuple[str, ...], *mesh_axes: str, zigzag: bool = False, by: str | None = None) -> None:
+        def shard(
+            names: tuple[str, ...],
+            *mesh_axes: str,
+            zigzag: bool = False,
+            by: str | None = None,
+            uneven: str | None = None,
+        ) -> None:
             targets = (spec.Target(None, name, name in CLASSES, place) for name in names)
-            rules.append(spec.ShardRule(tuple(targets), mesh_axes, place, zigzag, by))
+            rules.append(spec.ShardRule(tuple(targets), mesh_axes, place, zigzag, by, uneven))
 
         rules = list(self.kept)
         data, expert, context = (
@@ -379,6 +401,11 @@ class Space:
             split = tuple(name for name in split if name not in self.vocabularies)
         if candidate.tensor > 1 and candidate.routed:
             shard((self.experts,), self.tensor)
+        uneven = self.uneven_by(candidate.tensor) if candidate.tensor > 1 else {}
+        for word in (REPEATED, PADDED):
+            names = tuple(name for name, how in uneven.items() if how == word)
+            if names and not (candidate.shared and set(names) & set(self.vocabularies)):
+                shard(names, self.tensor, uneven=word)
         if split:
             shard(split, self.tensor)
         sequence = self.sequence_by(candidate.tensor) if candidate.tensor > 1 and candidate.sequence else ()

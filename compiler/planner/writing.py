@@ -190,11 +190,11 @@ def _call(call: spec.Call) -> str:
 
 def _rule(rule: spec.Rule) -> str:
     match rule:
-        case spec.ShardRule(targets=targets, mesh_axes=mesh_axes, zigzag=zigzag, exchange=exchange):
+        case spec.ShardRule(targets=targets, mesh_axes=mesh_axes, zigzag=zigzag, exchange=exchange, uneven=uneven):
             shown = (f"{'.'.join(t.path)}: {t.name}" if t.path else t.name for t in targets)
             words = [*["zigzag"] * zigzag, *([exchange] if exchange else [])]
             by = f" by {', '.join(words)}" if words else ""
-            return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}{by}"
+            return f"shard {', '.join(shown)} -> {', '.join(mesh_axes)}{f' {uneven}' if uneven else ''}{by}"
         case spec.StageRule(repeats=repeats, mesh_axis=mesh_axis, counts=counts):
             listed = f" [{', '.join(map(str, counts))}]" if counts else ""
             return f"stage {', '.join(repeats)} -> {mesh_axis}{listed}"

@@ -10,9 +10,12 @@ from attrs import asdict, frozen
 from partita.compiler.analysis.memory import HOST, PARTS, MemoryReport, memory_report
 from partita.compiler.analysis.time import Prediction, predict
 from partita.compiler.analysis.traffic import Traffic, cost, grouped, traffic
+from partita.compiler.costs.nodes import product_flops
 from partita.compiler.graph import Phase, without_iterations
 from partita.compiler.instructions import Message
+from partita.compiler.layout import stored_form
 from partita.compiler.mesh import Mesh
+from partita.compiler.passes.padded import padded_sizes
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.reasons import undivided
 from partita.compiler.report.shares import MatrixShare, matrix_shares
@@ -55,11 +58,12 @@ class RuleSummary(Shortened):
 
 @frozen(eq=False)
 class Summary(Pictured):
-    """The program in numbers. `memory` has one report per pipeline rank. `flat` are the parameters, by mesh axes, that
-    are stored flat, and `undivided` those that a rule would store sharded, but that no axis divides and that cannot be
-    flat. `recomputed` are the calls and iterations that `recompute auto` has chosen; `shares` who works on whole
-    matrices in the update; `tables` the parameters of which a step reads and writes only the rows that it looks up,
-    with the axis of these rows.
+    """The program in numbers. `memory` has one report per pipeline rank. `padded` are the axes that are padded, with
+    their sizes before and after, for which products take `waste` times as many FLOPs more. `flat` are the parameters,
+    by mesh axes, that are stored flat, and `undivided` those that a rule would store sharded, but that no axis divides
+    and that cannot be flat. `recomputed` are the calls and iterations that `recompute auto` has chosen; `shares` who
+    works on whole matrices in the update; `tables` the parameters of which a step reads and writes only the rows that
+    it looks up, with the axis of these rows.
     """
 
     name: str
@@ -70,12 +74,14 @@ class Summary(Pictured):
     collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
     tied: tuple[dict[str, Any], ...]
+    padded: tuple[tuple[str, int, int], ...]
     flat: tuple[tuple[str, tuple[str, ...]], ...]
     undivided: tuple[tuple[str, tuple[str, ...]], ...]
     recomputed: tuple[str, ...]
     rules: tuple[RuleSummary, ...]
     shares: tuple[MatrixShare, ...]
     tables: tuple[tuple[str, str], ...]
+    waste: float
     prediction: Prediction
     times: tuple[tuple[str, float], ...]
 
@@ -127,6 +133,7 @@ class Summary(Pictured):
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
             "tied": list(self.tied),
+            "padded": {axis: sizes for axis, *sizes in self.padded},
             "flat": {axes: list(names) for axes, names in self.flat},
             "undivided": {axis: list(names) for axis, names in self.undivided},
             "recomputed": list(self.recomputed),
@@ -180,7 +187,8 @@ def summarize(state: Compilation) -> Summary:
     plan = state.plan  # the program's, by parts of parameters where ranks hold parts
     prediction = predict(state)
     names = {each.name: each.part.name if each.part else each.name for each in state.partitioned.graph.parameters}
-    sizes = {p.name: p.type.elements for p in plan.parameters}
+    own_sizes = state.joint.own_sizes
+    sizes = {p.name: stored_form(p.type, p.layout, own_sizes)[0].elements for p in plan.parameters}
     tied = {p.name for p in plan.parameters if len(p.stages) > 1}
     stages = []
     for stage in plan.stages:
@@ -208,6 +216,7 @@ def summarize(state: Compilation) -> Summary:
         traffic(state),
         transfers(state),
         tied_transfers(state),
+        tuple((axis, own_sizes[axis], size) for axis, size in padded_sizes(state.joint).items()),
         *_not_by_axes(state),
         tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
         _rules(state),
@@ -215,9 +224,17 @@ def summarize(state: Compilation) -> Summary:
         tuple({without_iterations(name): over for name, over in state.tables.over.items()}.items())
         if state.training
         else (),
+        _waste(state),
         prediction,
         state.times,
     )
+
+
+def _waste(state: Compilation) -> float:
+    """The FLOPs of products with padding, by how much of those without they are more."""
+    if not state.joint.own_sizes or not state.flops:
+        return 0.0
+    return product_flops(state.undivided or state.joint) * state.replicas_per_rank * state.mesh.groups / state.flops - 1
 
 
 def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:

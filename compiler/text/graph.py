@@ -33,6 +33,7 @@ phase.
     update      buffer value
     output      name value
     guard       name AXIS
+    padded      AXIS   with its own size, that of the graph is larger
 """
 
 from __future__ import annotations
@@ -244,6 +245,7 @@ class GraphWriter:
             *(f"output {name} {self.name(value)}" for name, value in graph.asked),
             *map(self.gradient, graph.gradients),
             *(f"guard {each.name} {each.axis}" for each in graph.guards),
+            *(f"padded {Axis(*each)}" for each in graph.own_sizes.items()),
         ]
 
 
@@ -490,6 +492,7 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         "metric": reader.metric,
         "gradient": reader.gradient,
         "guard": reader.guard,
+        "padded": parse_axis,
     }
     items: dict[str, list[Any]] = {kind: [] for kind in (*kinds, "node")}
 
@@ -517,4 +520,5 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         updates=tuple(items["update"]),
         masters=tuple(items["master"]),
         asked=tuple(items["output"]),
+        own_sizes={axis.name: axis.size for axis in items["padded"]},
     )

@@ -89,7 +89,8 @@ def validate(
         if program:
             older = (train.late, train.delay, train.paired) if compilation.training else (False, 0, False)
             context = compilation.update, whole, compilation.program, check, compilation.on_host
-            Records(partitioned, layouts, *context, *older, compilation.replicas_per_rank).run()
+            sizes = compilation.joint.own_sizes
+            Records(partitioned, layouts, *context, *older, compilation.replicas_per_rank, sizes).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
             if training is not None:
                 check_reading(compilation.program, training.program, compilation.reads_means)

@@ -26,6 +26,7 @@ from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of
 from partita.dsl import spec
 from partita.dsl.check.groups import groups_of
 from partita.dsl.check.layouts import HEADS
+from partita.dsl.check.uneven import Uneven, padded_axes, with_divided_mesh
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import Axis
 
@@ -74,6 +75,7 @@ def proxy_of(
 
     Raises Refused (W0702) if no consistent small sizes are found.
     """
+    original = with_divided_mesh(original)
     model, train = original.trained
     call = original.schedule.call if original.schedule else None
     pipe = _pipe(original, call)
@@ -255,6 +257,7 @@ def _demands(
         over.setdefault(name, {}).update(dict.fromkeys(rule.mesh_axes))
     overlaps = [rule for rule in _rules(original, spec.OverlapRule) if isinstance(rule, spec.OverlapRule)]
     pieces = {name for rule in overlaps for name in rule.mesh_axes if rule.pieces > 1}
+    padded, call = padded_axes(original), original.schedule.call if original.schedule else None
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
@@ -275,6 +278,10 @@ def _demands(
             multiple *= 2
         if pieces.intersection(over.get(name, ())) and size % (2 * multiple) == 0:
             multiple *= 2  # so that what is gathered along it can be cut
+        if name in padded and size % _parts(padded[name], old, name == original.batch, size_of(call)[1]):
+            # As the file's, it is padded.
+            multiple = axes.even.get(name, 1)
+            avoided[name] = _parts(padded[name], new, name == original.batch, microbatches)
         for mesh_axis in classes if name in axes.parameters else ():
             if size % old[mesh_axis] == 0:
                 multiple = lcm(multiple, new[mesh_axis])
@@ -282,6 +289,11 @@ def _demands(
                 avoided[name] = new[mesh_axis]
         multiples[name] = multiple
     return multiples, avoided
+
+
+def _parts(rule: Uneven, sizes: Mapping[str, int], is_batch: bool, microbatches: int) -> int:
+    """Into how many parts an axis is split over ranks and time."""
+    return prod(sizes[name] for name, _ in rule.mesh_axes) * (microbatches if is_batch else 1)
 
 
 def _exchanged(original: spec.Spec, mesh: Mapping[str, int]) -> Iterator[tuple[str, spec.ShardRule]]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
+from partita.compiler.codegen.stored_parameters import as_computed, as_stored
 from partita.compiler.graph import Parameter, Part, Value
 from partita.compiler.layout import of_part
 from partita.compiler.ops.groups import ANCHOR
@@ -34,7 +35,7 @@ from partita.compiler.verify.rules import require
 class Records:
     """Checks the records of a program against its graphs; masters `on_host` lie in the host's memory. `late`: updates
     may be made before their step is validated. They have gradients of `delay` steps before, and if `paired`, of two
-    steps each. A rank trains `replicas_per_rank` groups.
+    steps each. A rank trains `replicas_per_rank` groups. `own_sizes` are those of axes that are padded.
     """
 
     partitioned: PartitionedGraph
@@ -48,6 +49,7 @@ class Records:
     delay: int = 0
     paired: bool = False
     replicas_per_rank: int = 1
+    own_sizes: Mapping[str, int] = field(factory=dict)
 
     def run(self) -> None:
         """Check all records."""
@@ -74,9 +76,10 @@ class Records:
             if record is None or name not in stage_sets:
                 continue
             with self.check.at(declared.span, f"the record of `{record.name}`"):
-                own = record
+                own = as_computed(record)
+                require(as_stored(own, self.own_sizes) == record, f"`{record.name}` is stored with another padding")
                 if declared.part is not None:
-                    own = self._of_part(record, declared, declared.part, stage_sets[name])
+                    own = self._of_part(own, declared, declared.part, stage_sets[name])
                 older = older_names(self.delay, self.paired) if name in states else ()
                 self._besides(own, companions.get(name, ()), older)
                 self._parameter(own, declared, stage_sets[name], states.get(name, ()))

@@ -15,6 +15,7 @@ from partita.dsl import spec
 from partita.dsl.advice.report import Report
 from partita.dsl.check.groups import groups_of
 from partita.dsl.check.stages import stage_misfits, stage_rules
+from partita.dsl.check.uneven import padded_axes, with_divided_mesh
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.functions.signatures import LIKELIHOODS
 from partita.dsl.names.paths import is_end, without_ranges
@@ -28,7 +29,12 @@ def report_misfits(file: spec.Spec, report: Report) -> None:
     """
     if file.model is None or file.train is None:
         return
-    diagnostics = [*_unused(file), *_groups(file), *_microbatches(file), *mesh_axis_conflicts(file), *_rows(file)]
+    errors, whole = report.errors, file
+    with report:
+        file = with_divided_mesh(file)
+    if report.errors > errors:
+        return
+    diagnostics = [*_unused(whole), *_groups(file), *_microbatches(file), *mesh_axis_conflicts(file), *_rows(file)]
     diagnostics += stage_misfits(file)
     diagnostics = diagnostics or _splits(file)
     for diagnostic in diagnostics:
@@ -61,6 +67,7 @@ def undivided(
         help += f"a multiple of {cut.count * parts} for `{axis.name}`"
     elif cut is not None:
         help += f" in every {cut.part}"
+    help += f"; or let it be padded: `shard {axis.name} -> {', '.join(name for name, _ in over)} padded`"
     return Diagnostic(
         "E0411",
         f"axis `{axis.name}` of {size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
@@ -198,9 +205,10 @@ def _groups(file: spec.Spec) -> Iterator[Diagnostic]:
 
 def _microbatches(file: spec.Spec) -> Iterator[Diagnostic]:
     model, _ = file.trained
+    uneven = padded_axes(file)
     for axis, cut in cuts_of(file).items():
         for name, type, place in _inputs(model):
-            if type.has(axis) and type.axis(axis).size % cut.count:
+            if type.has(axis) and type.axis(axis).size % cut.count and axis not in uneven:
                 yield unequal(type.axis(axis), cut.count, schedule_span(file), f"{name}: {type}", place, cut.part)
                 break
 
@@ -227,7 +235,7 @@ def _splits(file: spec.Spec) -> list[Diagnostic]:
     mesh, layout = file.mesh, file.layout
     if mesh is None or layout is None or file.model is None:
         return []
-    cuts = cuts_of(file)
+    cuts, uneven = cuts_of(file), padded_axes(file)
     targets = [
         (target, rule.mesh_axes)
         for rule in spec.rules_of(layout, spec.ShardRule)
@@ -242,7 +250,7 @@ def _splits(file: spec.Spec) -> list[Diagnostic]:
         own = [each for each in targets if _names(each[0], name)]  # these replace the general ones
         for axis, mesh_axes, rule in _assigned(own or general, type.names):
             over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
-            if type.axis(axis).size % prod(size for _, size in over):
+            if type.axis(axis).size % prod(size for _, size in over) and axis not in uneven:
                 wrong = undivided(type.axis(axis), over, rule, f"{name}: {type}", span, cuts.get(axis))
                 diagnostics.setdefault((rule.place, axis), wrong)
     return list(diagnostics.values())

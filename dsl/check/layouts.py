@@ -54,7 +54,7 @@ class Layouts:
                     targets = tuple(self.target(target, known) for target in rule.targets)
                     axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
                     zigzag, exchange = self.words(rule)
-                    return spec.ShardRule(targets, axes, rule.span, zigzag, exchange)
+                    return spec.ShardRule(targets, axes, rule.span, zigzag, exchange, self.uneven(rule))
                 case tree.Stage():
                     self.repeats(rule.repeats, known)
                     names = tuple(name.text for name in rule.repeats)
@@ -114,6 +114,20 @@ class Layouts:
             help = f"one of {', '.join(f'`{word}`' for word in EXCHANGES)}, and `{ZIGZAG}`, each at most once"
             raise refuse("E0419", f"`by {', '.join(words)}` says more than one thing", rule.by[-1].span, help=help)
         return ZIGZAG in words, exchanges[0] if exchanges else None
+
+    def uneven(self, rule: tree.Shard) -> str | None:
+        """What happens to axes that do not divide. Raises Refused (E0419)."""
+        if rule.uneven is None:
+            return None
+        word = rule.uneven.text
+        if any(target.name.text in CLASSES for target in rule.targets):
+            message = f"`{word}` says how an axis is split"
+            help = f"`shard heads -> tensor {word}`; what is stored in parts need not divide"
+            raise refuse("E0419", message, rule.uneven.span, help=help)
+        if any(each.text == ZIGZAG for each in rule.by):
+            message = f"positions in zigzag order cannot be {word}"
+            raise refuse("E0419", message, rule.uneven.span, help=f"leave out `{ZIGZAG}`, or `{word}`")
+        return word
 
     def agree(self, layout: tree.Layout) -> None:
         """Report rules that say different things: of how one axis is split (E0419), or into how many pieces what is

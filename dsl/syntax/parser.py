@@ -258,6 +258,11 @@ def _listing(kind: Builder, first: int) -> Builder:
     return build
 
 
+def _shard(span: Span, targets: Any, mesh_axes: Any, *parts: Any) -> tree.Shard:
+    uneven = next((_name(span, part) for part in parts if isinstance(part, Token)), None)
+    return tree.Shard(targets, mesh_axes, uneven, *(part for part in parts if not isinstance(part, Token)), span=span)
+
+
 def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
     table = parts[-1] if isinstance(parts[-1], tree.Table) else None
     return tree.Mesh(_name(span, name), tuple(p for p in parts if isinstance(p, tree.Entry)), table, span=span)
@@ -281,7 +286,7 @@ NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample),
     tree.Share,
     *(tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
-    *(tree.Shard, tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
+    *(tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
     *(tree.Correspondence, tree.Skip),
 )
 # Those whose last field has any number of parts, after so many other fields.
@@ -317,6 +322,7 @@ BUILDERS: dict[str, Builder] = {
     ),
     "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1, rest[-1], span=s),
     "mesh": _mesh,
+    "shard": _shard,
     **dict.fromkeys(("path", "part"), _path),
     "iterations": lambda s, first, last=None: tree.Iterations(first, last, span=s),
     "target": _first_optional(tree.Target),

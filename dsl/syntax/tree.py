@@ -402,10 +402,11 @@ class Target(Node):
 
 @frozen
 class Shard(Node):
-    """`shard targets -> mesh axes by words`."""
+    """`shard targets -> mesh axes uneven by words`."""
 
     targets: tuple[Target, ...]
     mesh_axes: tuple[Name, ...]
+    uneven: Name | None = None
     by: tuple[Name, ...] = ()
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import copies_of_parameters
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
-from partita.runtime.checkpoint.shards import Shard
+from partita.runtime.checkpoint.shards import Entry, Shard
 from partita.runtime.checkpoint.snapshots import SnapshotResources, Snapshots, StepSnapshot
 from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
@@ -444,13 +444,20 @@ class Checkpoints:
 
 
 def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = MappingProxyType({})) -> Shard:
-    """What a rank saves: of a flat part, without the zeros at its end. Of what is mapped from `files`, it takes no
+    """What a rank saves: of its parts, without the zeros that pad them. Of what is mapped from `files`, it takes no
     copies in memory.
     """
-    tensors = {record.name: tensor for record, tensor in rank.kept()}
+    parts = {record.name: (record.layout.padded, tensor) for record, tensor in rank.kept()}
     entries = entries_of(manifest, rank.rank)
-    own = tuple(tensors[each.name].view(-1)[: each.elements].view(each.shape) for each in entries)
-    return Shard(entries, own, files)
+    files = {name: path for name, path in files.items() if not parts[name][0]}
+    return Shard(entries, tuple(_unpadded(*parts[each.name], each) for each in entries), files)
+
+
+def _unpadded(padded: Collection[object], part: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """What is saved of a rank's part of a tensor."""
+    if padded:
+        return part[tuple(slice(0, size) for size in entry.shape)]
+    return part.view(-1)[: entry.elements].view(entry.shape)
 
 
 def load(rank: Rank, commit: Commit) -> None:

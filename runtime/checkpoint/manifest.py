@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from partita.compiler.layout import Flat, Layout
+from partita.compiler.layout import Flat, Layout, padded_type
 from partita.compiler.mesh import Mesh
 from partita.dsl import limits
 from partita.dsl.diagnostic import refuse
@@ -23,7 +23,7 @@ from partita.runtime.checkpoint.checksummed import Reader, checked
 from partita.runtime.data_files import MAX_FILES, DataFile
 
 NAME = "manifest.json"
-FORMAT, VERSION = "partita checkpoint", 4
+FORMAT, VERSION = "partita checkpoint", 5
 UNTRAINED = "none"  # in place of an optimizer's name
 MAX_STEPS = 1 << 53  # steps are sent to all ranks as float64
 MAX_TENSORS = 1 << 20
@@ -161,6 +161,7 @@ def _tensor_json(tensor: Tensor) -> dict[str, Any]:
         "axes": [[axis.name, axis.size] for axis in tensor.type.axes],
         "split": [list(state) for state in tensor.layout.states],
         "flat": 0 if tensor.layout.flat is None else tensor.layout.flat.parts,
+        "padded": [list(axis) for axis in tensor.layout.padded],
         "at": [list(coordinate) for coordinate in tensor.at],
     }
 
@@ -170,8 +171,8 @@ def _data_json(file: DataFile) -> dict[str, Any]:
 
 
 def _upgraded(reader: Reader) -> Reader:
-    """Upgrades version 1, which had no history and did not record the data files; 2, whose files had no suffix; and 3,
-    which had no flat tensors.
+    """Upgrades version 1, which had no history and did not record the data files; 2, whose files had no suffix; 3,
+    which had no flat tensors; and 4, which had no padded axes.
     """
     value, version = reader.value, reader.value.get("version")
     if type(version) is int and version == 1 and "history" not in value:
@@ -180,9 +181,11 @@ def _upgraded(reader: Reader) -> Reader:
         value, version = {**value, "history": history, "data": {"step": step.value, "files": []}}, 2
     if type(version) is int and version == 2 and "suffix" not in value:
         value, version = {**value, "suffix": ""}, 3
-    if type(version) is int and version == 3 and isinstance(value.get("tensors"), list):
-        tensors = [{**each, "flat": 0} if isinstance(each, dict) else each for each in value["tensors"]]
-        value = {**value, "version": VERSION, "tensors": tensors}
+    for before, added in ((3, {"flat": 0}), (4, {"padded": []})):
+        if type(version) is int and version == before and isinstance(value.get("tensors"), list):
+            tensors = [{**added, **each} if isinstance(each, dict) else each for each in value["tensors"]]
+            version = before + 1
+            value = {**value, "version": version, "tensors": tensors}
     return Reader(value, "")
 
 
@@ -247,7 +250,7 @@ def _pair(reader: Reader, maximum: int) -> tuple[str, int]:
 
 
 def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
-    name, dtype, axes, split, parts, at = reader.record("name", "dtype", "axes", "split", "flat", "at")
+    name, dtype, axes, split, parts, more, at = reader.record("name", "dtype", "axes", "split", "flat", "padded", "at")
     type = Type(
         dtype.text(DTYPE),
         tuple(Axis(*_pair(each, limits.AXIS_SIZE)) for each in axes.each(64)),
@@ -266,10 +269,13 @@ def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
     order = [axis for axis, _ in mesh.axes]
     if len(dict(states)) < len(states):
         split.fail("a list of different mesh axes")
-    layout = Layout(tuple(states), flat)
+    padded = tuple(_pair(each, limits.AXIS_SIZE) for each in more.each(64))
+    if any(not type.has(axis) or type.axis(axis).size > size for axis, size in padded) or (padded and flat):
+        more.fail("a list of axes of the tensor with the sizes to which they are padded")
+    layout = Layout(tuple(states), flat, padded)
     if flat is not None and (not type.axes or flat.parts % prod(mesh.sizes[over] for over in layout.over(flat.axis))):
         parts.fail("a number of parts of a flat tensor")
-    for axis in type.axes:
+    for axis in padded_type(type, layout).axes:
         if axis.size % prod(mesh.sizes[over] for over in layout.over(axis.name)):
             split.fail(f"a sharding of {axis}")
     coordinates = tuple(_pair(each, limits.RANKS) for each in at.each(64))

@@ -14,14 +14,14 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from partita.compiler.layout import Flat, Layout
+from partita.compiler.layout import Flat, Layout, padded_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Tensor
-from partita.runtime.regions import Region, pieces_between, pieces_of, shape_of
+from partita.runtime.regions import Region, pieces_between, pieces_of, region_of, shape_of
 
 
 def state_name(state: str, parameter: str) -> str:
@@ -109,7 +109,7 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
         loads[replica] += saved.type.bytes
         # Of a flat part on disk, no more matters than which elements it has.
         flat = layout.flat and evolve(layout.flat, kept=())
-        tensors.append(Tensor(saved.name, saved.type, Layout(layout.states, flat), copies[replica]))
+        tensors.append(Tensor(saved.name, saved.type, Layout(layout.states, flat, layout.padded), copies[replica]))
     return tuple(tensors)
 
 
@@ -128,10 +128,10 @@ def saves(tensor: Tensor, coordinates: dict[str, int]) -> bool:
 
 
 def saved_shape(tensor: Tensor, sizes: Mapping[str, int], coordinates: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of the part of a tensor that the rank at `coordinates` saves; of a flat one, elements without zeros."""
-    pieces = pieces_of(tensor.type, tensor.layout, sizes, coordinates)
+    """The shape of the part of a tensor that the rank at `coordinates` saves: without zeros that pad it."""
     if tensor.layout.flat is None:
-        return shape_of(pieces[0].region)
+        return shape_of(region_of(tensor.type, tensor.layout, sizes, coordinates))
+    pieces = pieces_of(tensor.type, tensor.layout, sizes, coordinates)
     return (max((piece.stop for piece in pieces), default=0),)
 
 
@@ -151,7 +151,7 @@ class Source:
 def sources(tensor: Tensor, mesh: Mesh, region: Region) -> Iterator[Source]:
     """Yields where to read a region of a tensor."""
     grid, sizes = [], []
-    for axis, part in zip(tensor.type.axes, region, strict=True):
+    for axis, part in zip(padded_type(tensor.type, tensor.layout).axes, region, strict=True):
         size = axis.size // prod(mesh.sizes[over] for over in tensor.layout.over(axis.name))
         sizes.append(size)
         grid.append(range(part.start // size, -(-part.stop // size)))

@@ -18,6 +18,7 @@ from partita.compiler.layout import MAX, SUM, global_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.grouped import ROWS
 from partita.compiler.ops.runs import zigzag_runs
+from partita.compiler.passes.padded import padded_sizes
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
 from partita.dsl.check.divisibility import zigzag_axes
@@ -87,14 +88,16 @@ def first_difference(
     """The first value that differs, in the order of the single-device program; in whichever order an axis is."""
     values = _values(state)
     orders = {axis: prod(size for _, size in over) for axis, (over, _) in zigzag_axes(state.spec).items()}
+    sizes = padded_sizes(state.joint)
     for _, reference in _nodes(single):
         if reference.name not in actual or reference.name not in expected or reference.name not in values:
             continue
         node, value = values[reference.name]
         whole = next(iter(expected[reference.name].values()))[0]
-        for where, possible in _wholes(value, actual[reference.name], state.mesh, reference.type, state.batch):
+        for where, possible in _wholes(value, actual[reference.name], state.mesh, reference.type, state.batch, sizes):
             wholes = list(_orders(whole, reference.type, orders))
-            if all(differs(candidate, each) for candidate in possible for each in wholes):
+            real = tuple(slice(0, size) for size in reference.type.shape)
+            if all(differs(candidate[real], each) for candidate in possible for each in wholes):
                 return Culprit(node, value, where)
     return None
 
@@ -128,9 +131,13 @@ def _values(state: Compilation) -> dict[str, tuple[Node, Value]]:
 
 
 def _wholes(
-    value: Value, parts: Parts, mesh: Mesh, target: Type, batch: str
+    value: Value, parts: Parts, mesh: Mesh, target: Type, batch: str, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """What the full value may be from each set of ranks that holds a copy of it; nothing if it cannot be assembled."""
+    """What the full value may be from each set of ranks that holds a copy of it, with axes padded to some `sizes`;
+    nothing if it cannot be assembled.
+    """
+    for name in target.names:
+        target = target.resized(name, sizes.get(name, target.axis(name).size))
     type = global_type(value.type, value.layout, mesh.sizes)
     if sorted(type.names) != sorted(target.names):
         return

@@ -196,7 +196,7 @@ class Point:
         slopes: list[Slope] = []
         # A loss that is much steeper than it is high has bent long before the usual lengths.
         steep = LENGTHS[0] * min(1.0, abs(self.loss) / scale)
-        for length in (*((steep,) if steep < min(LENGTHS) else ()), *LENGTHS):
+        for length in (*((steep,) if 0 < steep < min(LENGTHS) else ()), *LENGTHS):
             above, below = (self._at(direction, way * length) for way in (1, -1))
             estimate = (above - below) / (2 * length * scale)
             bend = abs(above + below - 2 * self.loss) / (length * scale)

@@ -194,7 +194,7 @@ def test_a_part_that_does_not_divide_is_told_from_the_axis() -> None:
     (found,) = errors(FILE, ["batch=12"])
     assert found.message == "axis `batch` of 12, of which a microbatch has 3, does not divide over `data` of 2"
     assert found.help is not None
-    assert found.help.endswith("divides into 2 parts: a multiple of 8 for `batch`")
+    assert "divides into 2 parts: a multiple of 8 for `batch`; or let it be padded" in found.help
     slices = "one_f_one_b(microbatches = 4, over = [batch, width], slices = 4)"
     text = FILE.replace("gpipe(microbatches = 4)", slices).replace("shard hidden -> tensor", "shard width -> tensor")
     (found,) = errors(text, ["cluster.tensor=2"])

@@ -48,6 +48,7 @@ CASES = {
     "tables": ((), ("train.optimizer=sgd(lr = 0.05)", "s.microbatches=1")),
     "step_ends": ((),),
     "flat": ((),),
+    "uneven": ((), ("s.microbatches=1",)),
     "validation": ((),),
     "vocabulary": ((),),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),

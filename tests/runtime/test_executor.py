@@ -43,6 +43,7 @@ from partita.runtime.transports.virtual import VirtualCluster
 CPU = torch.device("cpu")
 MESH = Mesh((("data", 2), ("pipe", 2)), "pipe")
 ROWS, WIDTH, MICROBATCHES = 8, 4, 2
+X = Type("f64", (Axis("batch", ROWS), Axis("width", WIDTH)))
 LOCAL = ROWS // MICROBATCHES // 2
 
 # y = x w0 on stage 0; loss = sum(y w1) on stage 1; both parameters are stored split over data. The gradient of w1
@@ -198,7 +199,7 @@ def program() -> Program:
     )
     return Program(
         name="by hand",
-        inputs=(InputRecord("x", Type("f64", (Axis("batch", ROWS), Axis("width", WIDTH))), None),),
+        inputs=(InputRecord("x", X, X, None),),
         batch="batch",
         microbatches=MICROBATCHES,
         slices=1,

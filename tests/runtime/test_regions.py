@@ -133,7 +133,7 @@ class Reading:
         self.microbatches = self.batch_parts = microbatches
         self.batches, self.rounds, self.groups = Fraction(1), 1, 1
         self.batch, self.rows = "batch", 12
-        self.inputs = tuple(InputRecord(name, type, None) for name, type in types.items())
+        self.inputs = tuple(InputRecord(name, type, type, None) for name, type in types.items())
         self.full_inputs = tuple(part for part in parts if part.batch is None)
         self.stage_inputs = tuple(part for part in parts if part.batch is not None)
 

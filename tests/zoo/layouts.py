@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from pathlib import Path
 from random import Random
@@ -52,6 +53,14 @@ class Drawn:
         if spec is None:
             raise Refused(diagnostics)
         return evolve(spec, expect=())
+
+    def padded(self) -> Drawn:
+        """The same, with all axes padded that do not divide."""
+        return evolve(self, added=re.sub(r"(shard (?!param|grad|state).*)", r"\1 padded", self.added))
+
+    def with_rows(self, rows: int) -> Drawn:
+        """The same with another batch."""
+        return evolve(self, overrides=tuple(f"batch={rows}" if "batch=" in each else each for each in self.overrides))
 
     def __str__(self) -> str:
         return f"{self.path.name} {' '.join(self.overrides)}\n{self.added}"

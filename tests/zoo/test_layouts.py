@@ -8,15 +8,24 @@ from random import Random
 
 import pytest
 
+from partita.compiler.pipeline import schedule_spec
 from partita.dsl.diagnostic import Refused
 from partita.runtime.verification.verify import verify
-from tests.zoo.layouts import FILES, MISFITS, WHOLE_BATCH, draw
+from tests.zoo.layouts import FILES, MISFITS, WHOLE_BATCH, Drawn, draw
 
 
-def holds(path: Path, seed: int) -> str:
-    """Verify a file under a random layout. Returns `verified`, or why there was nothing to verify."""
-    drawn = draw(Random(f"{path.stem} {seed}"), path)
+def holds(path: Path, seed: int, uneven: bool = False) -> str:
+    """Verify a file under a random layout; `uneven`: under one that is refused for its sizes, with padding. Returns
+    `verified`, or why there was nothing to verify.
+    """
+    random = Random(f"{path.stem} {seed}")
+    drawn = draw(random, path)
     try:
+        if uneven:
+            drawn = drawn.with_rows(random.randint(3, 13))
+            if not refused_for_its_sizes(drawn):
+                return "fits"
+            drawn = drawn.padded()
         found = verify(drawn.spec())
     except Refused as refused:
         if not {each.code for each in refused.diagnostics} <= MISFITS | WHOLE_BATCH:
@@ -28,6 +37,24 @@ def holds(path: Path, seed: int) -> str:
         raise
     assert found.passed, f"{drawn}\n" + "\n\n".join(each.render() for each in found.diagnostics)
     return "verified" if found.execution is not None else "undecided"
+
+
+def refused_for_its_sizes(drawn: Drawn) -> bool:
+    """Whether a layout is refused because sizes do not divide, and for nothing else."""
+    try:
+        schedule_spec(drawn.spec())
+    except Refused as refused:
+        return {each.code for each in refused.diagnostics} <= {"E0406", "E0411"}
+    return False
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_does_not_divide_is_padded(path: Path):
+    """Three hundred over all files that are refused without. (A batch that no rule splits is not padded.)"""
+    counts = Counter(holds(path, seed, uneven=True) for seed in range(40))
+    print(path.stem, dict(counts))
+    assert counts["verified"] + counts["fits"] >= 10, counts
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ from partita.compiler.naming import chunks, matches
 from partita.compiler.passes.shard.choice import Exchange
 from partita.dsl import spec
 from partita.dsl.check.divisibility import Cut, cuts_of, mesh_axis_conflicts, undivided
+from partita.dsl.check.uneven import padded_axes
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
@@ -61,7 +62,8 @@ Split = tuple[str, LayoutRule, str]
 class DefaultLayouts:
     """The default layouts on one mesh; records which rules have applied, and where they could not.
 
-    `seen` has a tensor for each set of axes, `undivided` the parameters that a rule for a class could not split.
+    `seen` has a tensor for each set of axes, `undivided` the parameters that a rule for a class could not split. Axes
+    that are `padded` are whole where they do not divide: what has them so is computed without padding.
     """
 
     mesh: Mesh
@@ -70,6 +72,7 @@ class DefaultLayouts:
     tensor_rules: tuple[LayoutRule, ...] = ()
     class_rules: tuple[LayoutRule, ...] = ()
     cuts: Mapping[str, Cut] = field(factory=dict)
+    padded: frozenset[str] = frozenset()
     applied: set[LayoutRule] = field(factory=set)
     seen: dict[tuple[tuple[str, ...], str | None], tuple[str, Type]] = field(factory=dict)
     undivided: dict[LayoutRule, dict[str, Type]] = field(factory=dict)
@@ -82,7 +85,7 @@ class DefaultLayouts:
             tuple(each for each in rules if each.target.name not in axes)
             for rules in (self.axis_rules, self.tensor_rules)
         )
-        return DefaultLayouts(self.mesh, self.batch, axis, tensor, cuts=self.cuts)
+        return DefaultLayouts(self.mesh, self.batch, axis, tensor, cuts=self.cuts, padded=self.padded)
 
     @property
     def exchanges(self) -> dict[tuple[str, str], Exchange]:
@@ -100,12 +103,24 @@ class DefaultLayouts:
         """The default layout of a tensor. Raises Refused (E0411) if a size does not divide evenly."""
         key = (type.names, self._alone(name))
         layout = self._layouts.get(key)
-        if layout is None:
+        if layout is None or any(type.has(axis) for axis in self.padded):
             states: dict[str, State] = {mesh_axis: axis for mesh_axis, _, axis in self.taken(name, type)}
+            whole = self._without_padding(type, states)
+            states = {mesh_axis: axis for mesh_axis, axis in states.items() if axis not in whole}
+            if whole:
+                return layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
             layout = self._layouts[key] = layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
             self.seen[key] = (name, type)
         self._check(name, type, layout, span)
         return layout
+
+    def _without_padding(self, type: Type, states: Mapping[str, State]) -> set[str]:
+        """The axes of a tensor that would be split, had it their padding."""
+        parts = {axis: 1 for axis in self.padded if type.has(axis)}
+        for mesh_axis, axis in states.items():
+            if axis in parts:
+                parts[str(axis)] *= self.mesh.sizes[mesh_axis]
+        return {axis for axis, count in parts.items() if type.axis(axis).size % count}
 
     def taken(self, name: str, type: Type) -> tuple[Split, ...]:
         """The splits of a tensor's default layout, including those over mesh axes of size 1."""
@@ -157,6 +172,7 @@ class DefaultLayouts:
         """How the `kind` (`param`, `grad` or `state`) of a parameter is stored, from its compute layout; `flat`:
         whether it may be flat, which its state then decides for all kinds.
         """
+        flat = flat and not any(master.has(axis) for axis in self.padded)
         over, parts = self._split_flat(name, master, compute) if flat else ((), 1)
         rules = self._over(kind, name, compute)
         if over and rules:
@@ -280,7 +296,8 @@ def default_layouts(file: spec.Spec, mesh: Mesh) -> DefaultLayouts:
                 tensors.append(rule)
             else:
                 axes.append(rule)
-    return DefaultLayouts(mesh, file.batch, tuple(axes), tuple(tensors), tuple(classes), cuts_of(file))
+    cuts, padded = cuts_of(file), frozenset(padded_axes(file))
+    return DefaultLayouts(mesh, file.batch, tuple(axes), tuple(tensors), tuple(classes), cuts, padded)
 
 
 def _assigned(rules: Iterable[LayoutRule], names: Sequence[str]) -> Iterator[Split]:

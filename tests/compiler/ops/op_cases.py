@@ -631,14 +631,14 @@ CASES: list[Case] = [
     ),
     Case(
         "adafactor",
-        Adafactor(("b",), ("a",), 216, 0.8, 1e-7, 1e-3, 1.0, 0.1),
+        Adafactor(("b",), ("a",), 216, (6, 6), 6, 0.8, 1e-7, 1e-3, 1.0, 0.1),
         (f(A, B, C), f(A, B, C), f(A, B), f(A, C), f(A, B), f(A, C), f(A, B, C), f(), f()),
         positive=True,
         differentiable=False,
     ),
     Case(
         "adafactor-whole",
-        Adafactor((), (), 36, 0.8, 1e-7, 1e-3, 1.0, 0.1),
+        Adafactor((), (), 36, (1,), 1, 0.8, 1e-7, 1e-3, 1.0, 0.1),
         (f(A, B), f(A, B), f(A, B), f(A, B), f(A, B), f(), f()),
         positive=True,
         differentiable=False,

@@ -31,14 +31,15 @@ error[E0411]: axis `hidden` of 12 does not divide over `tensor` of 5
 17  |   shard hidden -> tensor
     |         ^^^^^^
     = net.up: f32[width=6, hidden=12]   (declared at net.par:4:9)
-    help: choose sizes so that `hidden` divides into 5 parts
+    help: choose sizes so that `hidden` divides into 5 parts; or let it be padded: `shard hidden -> tensor padded`
 """
     )
 
 
 def test_a_batch_that_divides_by_its_microbatches_but_not_by_the_mesh_as_well() -> None:
+    shown, _, help = refusal("pod = 2, data = 4", "shard batch -> pod, data").partition("    help: ")
     assert (
-        refusal("pod = 2, data = 4", "shard batch -> pod, data")
+        shown
         == """\
 error[E0411]: axis `batch` of 8, of which a microbatch has 4, does not divide over `pod` of 2 × `data` of 4
    --> net.par:17:9
@@ -46,9 +47,10 @@ error[E0411]: axis `batch` of 8, of which a microbatch has 4, does not divide ov
 17  |   shard batch -> pod, data
     |         ^^^^^
     = x: f32[batch=4, width=6]   (declared at net.par:3:7)
-    help: choose sizes so that each of the 2 microbatches divides into 8 parts: a multiple of 16 for `batch`
 """
     )
+    multiple = "choose sizes so that each of the 2 microbatches divides into 8 parts: a multiple of 16 for `batch`"
+    assert help == f"{multiple}; or let it be padded: `shard batch -> pod, data padded`\n"
 
 
 def test_a_batch_that_does_not_divide_by_its_microbatches() -> None:
