@@ -18,7 +18,6 @@ from partita.compiler.analysis.in_flight import (
     posted,
 )
 from partita.compiler.analysis.liveness import (
-    device_bytes,
     live_bytes,
     roots,
     shared,
@@ -252,12 +251,14 @@ def _needs(
             left = {value for value in left if views.get(value, value) not in sums}
             after |= left
             closing = expanded(functions.units(nodes, after), flights)
-            peaks["C"] = transient_peak_bytes(closing, before, after, stage.nodes, behind)
-            in_flight = sum(map(device_bytes, left))
+            ends = (*stage.nodes, *reduce)
+            held = memory_behind(ends, {**flights, **flying})  # a part of a total holds all of it
+            peaks["C"] = transient_peak_bytes(closing, before, after, ends, held)
+            in_flight = live_bytes(left, ends, held)
             rest = communicating((*ahead.others, *ahead.follow), adds, totals, flying.items())
-            ends = unread_results(reduce)
-            reducing = working_set([[[node]] for node in rest.nodes], ends, left, rest.behind)
-            reduced = rest.left(ends) + live_bytes(ahead.made, ())
+            results = unread_results(reduce)
+            reducing = working_set([[[node]] for node in rest.nodes], results, left, rest.behind)
+            reduced = rest.left(results) + live_bytes(ahead.made, ())
     return StageNeeds(
         saved=live_bytes(saved, forward, behind),
         kept=live_bytes(kept, (*forward, *backward), behind),
