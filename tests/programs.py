@@ -8,6 +8,7 @@ stages, and axes meet in one operation, in every way that the language allows. `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import product
 from math import gcd, lcm, prod
@@ -226,6 +227,7 @@ def programs(draw: st.DrawFn):
 
 SHARDED = ("batch", "seq", "spot", "left", "right", "embed", "heads", "key", "ffn", "vocab")
 MOST_RANKS = 32
+AXES_RULE = re.compile(r"shard (?!param|grad|state).*")
 
 
 @st.composite
@@ -310,7 +312,14 @@ def sharded_programs(draw: st.DrawFn, most: int = MOST_RANKS, scale: int = 1):
     pipeline = draw(pipelines(mesh.get("pipe", 1), most=4))
     model = draw(models(pipeline.stages, most=2))
     rules = draw(layouts({name: size for name, size in mesh.items() if name != "pipe"}, model))
-    text = axes(sizes_for(divisors(mesh, rules), pipeline.microbatches, scale)) + model
+    sizes = sizes_for(divisors(mesh, rules), pipeline.microbatches, scale)
+    if draw(st.integers(0, 3)) == 0:
+        # Any sizes: what does not divide is padded.
+        sizes = sizes_for({"heads": draw(st.integers(1, 3))}, pipeline.microbatches, scale)
+        if any(rule.startswith("shard batch") for rule in rules):
+            sizes["batch"] = draw(st.integers(1, 2 * pipeline.microbatches + 1))
+        rules = [AXES_RULE.sub(r"\g<0> padded", rule) for rule in rules]
+    text = axes(sizes) + model
     mesh.setdefault("pipe", 1)
     text += f"mesh cluster({', '.join(f'{name} = {size}' for name, size in mesh.items())})\nlayout cut on cluster {{\n"
     for rule in (*rules, "stage layer -> pipe", draw(recomputations(model))):

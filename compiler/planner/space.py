@@ -30,6 +30,7 @@ from partita.compiler.pipeline import room_to_gather, schedule_spec
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec
+from partita.dsl.check.divisibility import declared_parameters
 from partita.dsl.check.layouts import STATE
 from partita.dsl.check.uneven import PADDED, REPEATED, padded_axes
 from partita.dsl.config.builtins import DEFAULT_SCHEDULE
@@ -207,6 +208,16 @@ class Space:
             elif size % tensor and (name in padded or -size % tensor <= MAX_WASTE * size):
                 found[name] = PADDED
         return found
+
+    def within(self, name: str, ranks: int) -> tuple[str, ...]:
+        """The axis that ranks which repeat another one can split, as the heads of a group: of those that no parameter
+        has without it, one that fewest have.
+        """
+        types = [set(step.type.names) for _, step in declared_parameters(self.given.trained[0])]
+        counts = Counter(axis for own in types if name in own for axis in own)
+        apart = {axis for own in types if name not in own for axis in own} | {name, *self.split, *self.sequence}
+        found = [axis for axis in counts if axis not in apart and self.given.axes[axis].size % ranks == 0]
+        return (min(found, key=lambda axis: counts[axis]),) if found else ()
 
     def sequence_by(self, tensor: int) -> tuple[str, ...]:
         """The input axes that `tensor` ranks can shard."""
@@ -402,10 +413,11 @@ class Space:
         if candidate.tensor > 1 and candidate.routed:
             shard((self.experts,), self.tensor)
         uneven = self.uneven_by(candidate.tensor) if candidate.tensor > 1 else {}
-        for word in (REPEATED, PADDED):
-            names = tuple(name for name, how in uneven.items() if how == word)
-            if names and not (candidate.shared and set(names) & set(self.vocabularies)):
-                shard(names, self.tensor, uneven=word)
+        for name, word in sorted(uneven.items(), key=lambda each: each[1] == PADDED):
+            if not (candidate.shared and name in self.vocabularies):
+                shard((name,), self.tensor, uneven=word)
+            if word == REPEATED:
+                split += self.within(name, candidate.tensor // self.given.axes[name].size)
         if split:
             shard(split, self.tensor)
         sequence = self.sequence_by(candidate.tensor) if candidate.tensor > 1 and candidate.sequence else ()

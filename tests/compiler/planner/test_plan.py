@@ -71,6 +71,28 @@ def test_without_a_layout_axes_are_found(name, split, sequence):
     assert space.staged == ("layer",)
 
 
+def test_what_does_not_divide_is_padded_a_little_or_repeated():
+    """Few groups of heads over many ranks, which share out their heads, and a vocabulary of any size. A file's own
+    padding stays.
+    """
+    sizes = ("groups=2", "heads=4", "vocab=50257", "ffn=1000")
+    given, diagnostics = load(SPECS / "llama.par", sizes, fitting=False)
+    assert given is not None, diagnostics
+    space = space_of(given, 8)
+    assert space.uneven_by(8) == {"groups": "repeated", "vocab": "padded"}
+    assert space.uneven_by(16) == {"groups": "repeated", "vocab": "padded", "ffn": "padded"}
+    found = space.file(Candidate(1, 1, 8, 16))
+    rules = [
+        ([t.name for t in rule.targets], rule.uneven) for rule in found.layout.rules if isinstance(rule, ShardRule)
+    ]
+    assert rules == [(["groups"], "repeated"), (["vocab"], "padded"), (["ffn", "heads"], None)]
+    assert schedule_spec(found).mesh.axes[-2:] == (("tensor", 2), ("tensor_repeats", 4))
+    text = (SPECS / "llama.par").read_text().replace("shard groups, ffn, vocab -> tensor", "shard ffn -> tensor padded")
+    own, diagnostics = load_text(text, overrides=["ffn=5"])
+    assert own is not None, diagnostics
+    assert space_of(own).uneven_by(2) == {"ffn": "padded"}
+
+
 def test_factors_multiply_to_the_devices_and_divide():
     space = space_of(spec_of(GPT), 48)
     found = set(space.factors())
