@@ -201,20 +201,28 @@ class Input:
 @frozen(eq=False)
 class BufferWrite:
     """The value of a buffer after a training step: at first a value of the forward pass; after the split into
-    microbatches, the result of UPDATE nodes, which read masters and accumulators.
+    microbatches, the result of UPDATE nodes, which read masters and accumulators. With `after`, that of a parameter,
+    once all are updated.
     """
 
     buffer: str
     value: Value
     span: Span | None = field(default=None, repr=False)
+    after: bool = False
 
 
 @frozen(eq=False)
 class Master:
-    """The master copy of a parameter or buffer, as UPDATE nodes read it: its value before the update."""
+    """The master copy of a parameter or buffer, as UPDATE nodes read it: its value before all updates, or `after`."""
 
     parameter: str
     value: Value
+    after: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it is called: `master`, or `updated`."""
+        return "updated" if self.after else "master"
 
 
 @frozen(eq=False)

@@ -28,6 +28,7 @@ from partita.compiler.fit.schedule import scheduled
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.passes.after import check_after
 from partita.compiler.passes.assign import assign, match_storage_dtype
 from partita.compiler.passes.buckets import bucket_limits
 from partita.compiler.passes.buffers import ends_of
@@ -333,6 +334,7 @@ def _build(state: Configured, in_parts: bool = False) -> Built:
         assignment = assign(forward, state.train.optimizer)
         warnings = (*state.warnings, *assignment.warnings, *_not_offloaded(state, assignment.updates), *_meeting(state))
         warnings += rounded(forward)
+        check_after(assignment.graph, assignment.updates, state.train, state.offload_rule)
         forward = _stored(assignment.graph, assignment.updates, assignment.updates)
         return extended(
             Built,

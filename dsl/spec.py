@@ -219,11 +219,14 @@ def result_count(step: Step) -> int:
 
 @frozen(eq=False, repr=False)
 class Update(Shortened):
-    """What a buffer, the result of a step of the same body, is after a training step."""
+    """What a buffer, the result of a step of the same body, is after a training step; or with `after`, what becomes of
+    a parameter once all are updated.
+    """
 
     buffer: int
     value: int
     span: Span = field(eq=False)
+    after: bool = False
 
 
 @frozen(eq=False)

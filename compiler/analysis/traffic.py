@@ -147,7 +147,8 @@ def traffic(state: Scheduled) -> tuple[Traffic, ...]:
 def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
     """The nodes of a rank's update, bucketed as they are emitted."""
     update = state.update
-    return [*update.buffer_updates(rank.parameters), *update.parameter_updates(rank.parameters)]
+    before, after = update.buffer_updates(rank.parameters), update.after_updates(rank.parameters)
+    return [*before, *update.parameter_updates(rank.parameters), *after]
 
 
 def outer_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:

@@ -193,6 +193,7 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph, on_host: C
             writer.names.texts[value] = Argument(f"v[{states}]", value.type)
             states += 1
     writer.block(update.parameter_updates(rank.parameters), set())
+    writer.block(update.after_updates(order.keys()), set())
     name = f"rank{rank.rank}_update"
     module.add(name, UPDATE, writer.body() or ["pass"], f"The optimizer of rank {rank.rank}, in place.")
     return name

@@ -4,6 +4,9 @@ An update is a function of *statistics*: values without the batch axis, made fro
 over the microbatches, as metrics are; what follows from them, from parameters and from other buffers is the *end* of
 the update, and is computed once a step from these sums and from masters, in the dtype of accumulation. Every stage that
 keeps a buffer computes the end of its update, as every stage that reads a tied parameter updates it.
+
+What becomes of a parameter after its update is such an end as well, of no statistics: it reads masters as they are once
+all are updated.
 """
 
 from __future__ import annotations
@@ -99,10 +102,11 @@ def stages_of(graph: Graph, batch: str) -> dict[Value, set[int]]:
         for value in node.inputs:
             if value in stages:
                 stages[value].add(node.placed_on)
+    written = {parameter.name: parameter.value for parameter in graph.parameters}
     buffers = {parameter.name: parameter.value for parameter in graph.parameters if parameter.buffer}
     reads: dict[Value, set[Value]] = {}
     for each in graph.updates:
-        buffer = buffers[each.buffer]
+        buffer = written[each.buffer]
         nodes, read = ends.read(graph, each.value)
         reads[buffer] = {value for value in read if value in stages}
         if not stages[buffer]:
@@ -156,11 +160,13 @@ class Endings:
     build: Builder
     statistic: Callable[[Value, Node | None], Value]
     nodes: list[Node] = field(factory=list)
-    masters: dict[Value, Master] = field(factory=dict)
-    _late: dict[Value, Value] = field(factory=dict)
+    masters: dict[tuple[Value, bool], Master] = field(factory=dict)
+    _made: dict[bool, dict[Value, Value]] = field(factory=lambda: {False: {}, True: {}})
+    _after: bool = False
 
     def update(self, each: BufferWrite) -> BufferWrite:
-        """A buffer's value after the step, with the dtype and the order of axes of its master."""
+        """A value after the step, with the dtype and the order of axes of its master."""
+        self._after = each.after
         nodes, _ = self.ends.read(self.source, each.value)
         for node in nodes:
             if node.outputs[0] not in self._late:
@@ -172,6 +178,11 @@ class Endings:
         value = arranged(own, cast(own, value, master.dtype), master.names)
         self.nodes += own.nodes
         return evolve(each, value=value)
+
+    @property
+    def _late(self) -> dict[Value, Value]:
+        """What is made already for updates, or for what comes after all of them."""
+        return self._made[self._after]
 
     def _copied(self, node: Node) -> None:
         """A node of the end, in the dtype of accumulation."""
@@ -195,8 +206,9 @@ class Endings:
         if value not in self._late:
             parameter = next((each for each in self.source.parameters if each.value is value), None)
             if parameter is not None:
-                master = self.build.value(f"master({parameter.name})", parameter.master)
-                self.masters[value] = Master(parameter.name, master)
+                kind = "updated" if self._after else "master"
+                master = self.build.value(f"{kind}({parameter.name})", parameter.master)
+                self.masters[value, self._after] = Master(parameter.name, master, self._after)
                 self._late[value] = self._widened(parameter, master)
             else:
                 self._late[value] = self.statistic(value, reader)

@@ -166,7 +166,7 @@ class _Builder(Builder):
                 values.extend(self.scanned(step, scope, values, owners))
             else:
                 values.extend(self.repeated(step, scope, values, owners))
-        self.updates += [BufferWrite(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
+        self.updates += [self._update(each, values) for each in body.updates]
         return values
 
     def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:
@@ -179,6 +179,9 @@ class _Builder(Builder):
         if value.name not in self.copies:
             return step.initial
         return evolve(step.initial, arguments={**step.initial.arguments, "like": self.copies[value.name]})
+
+    def _update(self, each: spec.Update, values: Sequence[Value]) -> BufferWrite:
+        return BufferWrite(values[each.buffer].name, values[each.value], each.span, each.after)
 
     def share(self, step: spec.InstanceParameters, scope: str, owners: tuple[str, ...]) -> None:
         """Declare the parameters of an instance."""

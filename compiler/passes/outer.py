@@ -36,7 +36,7 @@ def with_outer_updates(update: UpdateGraph, mesh: Mesh, groups: Groups, local: C
     op = outer_optimizer(local)
     outer = [build.update(each.name, each.stages, each.master, each.layouts.state, op) for each in update.parameters]
     mean = OuterSgd(groups.count, 1.0)
-    for each in update.buffers:
+    for each in (each for each in update.buffers if not each.after):
         assert each.master.type.is_float, "there are no means of integers: such files are refused"
         outer.append(build.update(each.name, each.stages, each.master, each.master.layout, mean))
     return evolve(update, outer=tuple(outer))

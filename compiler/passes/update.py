@@ -93,7 +93,7 @@ class BufferUpdate(Shortened):
     """The update of one buffer: `new`, in the layout in which it is stored, is written over `master`.
 
     `stages` are those that keep it. `totals` are the statistics that the update is made of, each with its accumulator
-    and the stage that makes it; they are partial sums.
+    and the stage that makes it; they are partial sums. With `after`, it is that of a parameter, once all are updated.
     """
 
     name: str
@@ -101,6 +101,7 @@ class BufferUpdate(Shortened):
     totals: tuple[tuple[int, str, Value], ...]
     master: Value
     new: Value
+    after: bool = False
 
     @property
     def store(self) -> Node:
@@ -169,7 +170,13 @@ class UpdateGraph:
         """What updates the buffers among `names`. All new values are made before the first is stored: updates read what
         the step has computed with.
         """
-        buffers = [each for each in self.buffers if each.name in names]
+        return self._stored([each for each in self.buffers if each.name in names and not each.after])
+
+    def after_updates(self, names: Collection[str]) -> list[Node]:
+        """What becomes of the parameters among `names` once all are updated, in the same manner."""
+        return self._stored([each for each in self.buffers if each.name in names and each.after])
+
+    def _stored(self, buffers: Sequence[BufferUpdate]) -> list[Node]:
         return [*bucketed(by_depth(self.nodes_of(buffers)), BUCKET_BYTES), *(each.store for each in buffers)]
 
     def parameter_updates(self, names: Sequence[str]) -> list[Node]:
@@ -356,9 +363,10 @@ class _UpdateBuilder:
             if accumulator.value in needed
         )
         layouts = self.layouts[each.buffer]
-        own = next((master.value for master in graph.masters if master.parameter == each.buffer), None)
+        known = (each.buffer, each.after)
+        own = next((master.value for master in graph.masters if (master.parameter, master.after) == known), None)
         master = own or Value(f"master({each.buffer})", each.value.type, layouts.param)
-        return BufferUpdate(each.buffer, stages, totals, master, each.value)
+        return BufferUpdate(each.buffer, stages, totals, master, each.value, each.after)
 
     # ------------------------------------------------------------ reductions
 

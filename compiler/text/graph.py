@@ -26,11 +26,11 @@ phase.
     input       [name] value [limit AXIS] [ignored INT,…] [cut AXIS]
     parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen] [state]
                 [part RANK of NAME TYPE along AXIS over MESH_AXIS]
-    master      parameter value
+    master      parameter value [after]
     accumulator name value [parameter NAME [ids NUMBER | rows NUMBER]] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
     metric      name value
-    update      buffer value
+    update      buffer value, or parameter value after
     output      name value
     guard       name AXIS
     padded      AXIS   with its own size, that of the graph is larger
@@ -211,7 +211,7 @@ class GraphWriter:
 
     def master(self, each: Master) -> str:
         """`master m.bias %master(m.bias): f32[experts=8]`."""
-        return f"master {each.parameter} {self.value(each.value)}"
+        return f"master {each.parameter} {self.value(each.value)}{' after' * each.after}"
 
     def accumulator(self, each: Accumulator) -> str:
         """`accumulator m.w %total(d(m.w))@0: f32[embed=64] parameter m.w stage 0`."""
@@ -241,7 +241,7 @@ class GraphWriter:
             *map(self.node, graph.nodes),
             f"loss {self.name(graph.loss)}",
             *(f"metric {name} {self.name(value)}" for name, value in graph.metrics),
-            *(f"update {each.buffer} {self.name(each.value)}" for each in graph.updates),
+            *(f"update {each.buffer} {self.name(each.value)}{' after' * each.after}" for each in graph.updates),
             *(f"output {name} {self.name(value)}" for name, value in graph.asked),
             *map(self.gradient, graph.gradients),
             *(f"guard {each.name} {each.axis}" for each in graph.guards),
@@ -427,13 +427,13 @@ class GraphReader:
 
     def master(self, text: str) -> Master:
         """Parses a master."""
-        name, _, value = text.partition(" ")
-        return Master(name, self.value(value))
+        name, _, value = text.removesuffix(" after").partition(" ")
+        return Master(name, self.value(value), text.endswith(" after"))
 
     def new_value(self, text: str) -> BufferWrite:
         """Parses the new value of a buffer."""
-        name, _, value = text.partition(" ")
-        return BufferWrite(name, self.values[value])
+        name, _, value = text.removesuffix(" after").partition(" ")
+        return BufferWrite(name, self.values[value], after=text.endswith(" after"))
 
     def accumulator(self, text: str) -> Accumulator:
         """Parses an accumulator."""

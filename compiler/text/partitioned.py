@@ -210,7 +210,7 @@ class _UpdateWriter(GraphWriter):
         for each in update.parameters:
             self.part(f"update {each.name}", each.update)
         if update.buffers:
-            self.lines += [f"read {each.parameter} {self.value(each.value)}" for each in update.masters]
+            self.lines += [self.read_text(each) for each in update.masters]
             self.part("buffers", update.buffer_nodes)
             for buffer in update.buffers:
                 self.buffer_update(buffer)
@@ -222,12 +222,16 @@ class _UpdateWriter(GraphWriter):
             self.lines += map(self.node, outer.nodes)
         return self.lines
 
+    def read_text(self, each: Master) -> str:
+        """A master that updates read."""
+        return f"read {each.parameter} {self.value(each.value)}{' after' * each.after}"
+
     def buffer_update(self, each: BufferUpdate) -> None:
         """Writes a buffer's stages, what is stored over it, and the statistics that this is made of."""
         self.given((*(value for *_, value in each.totals), each.master, each.new))
         stages = ", ".join(map(str, each.stages))
         stored = f"{self.name(each.new)} over {self.name(each.master)}"
-        self.lines.append(f"buffer {each.name} stages {stages} stores {stored}")
+        self.lines.append(f"buffer {each.name} stages {stages} stores {stored}{' after' * each.after}")
         self.lines += [f"of {stage} {self.name(value)} = {name}" for stage, name, value in each.totals]
 
     def parameter_update(self, each: ParameterUpdate) -> None:
@@ -415,14 +419,15 @@ class _UpdateReader(GraphReader):
 
     def read(self, text: str) -> None:
         """Reads a master that updates of buffers read."""
-        name, _, value = text.partition(" ")
-        self.masters.append(Master(name, self.value(value)))
+        name, _, value = text.removesuffix(" after").partition(" ")
+        self.masters.append(Master(name, self.value(value), text.endswith(" after")))
 
     def buffer(self, text: str) -> None:
         """Reads the update of a buffer, before its statistics."""
-        match = matched(r"(\S+) stages ([\d, ]+) stores (%.+) over (%.+)", text)
+        match = matched(r"(\S+) stages ([\d, ]+) stores (%.+?) over (%.+?)( after)?", text)
         stages = tuple(map(int, match[2].split(", ")))
-        self.buffers.append(BufferUpdate(match[1], stages, (), self.values[match[4]], self.values[match[3]]))
+        master, new = self.values[match[4]], self.values[match[3]]
+        self.buffers.append(BufferUpdate(match[1], stages, (), master, new, bool(match[5])))
 
     def outer_update(self, text: str) -> None:
         """Reads the heading of the average of a parameter over groups."""

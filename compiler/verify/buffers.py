@@ -1,4 +1,5 @@
-"""Validates the updates of buffers: each new value is that of the single-device program, and stored once.
+"""Validates the updates of buffers, and what becomes of parameters after theirs: each new value is that of the
+single-device program, and stored once.
 
 It is computed from the totals of the statistics and from masters, as these are before anything is stored. Every stage
 that keeps the buffer also keeps what its update reads, and gets the totals. UPDATE nodes have no stage: every rank runs
@@ -40,22 +41,23 @@ class Buffers:
                     accumulated[each.value] = stage.index, each.name
         for master in update.masters:
             with check.at(ending.declared(master.parameter).span, "the updates of buffers"):
-                values[master.value] = self._master(master.parameter, master.value)
+                values[master.value] = self._master(master.parameter, master.value, master.kind)
         ending.nodes(update.buffer_nodes, values, Phase.UPDATE, "the updates of buffers")
         for buffer in update.buffers:
             with check.at(ending.declared(buffer.name).span, f"the update of `{buffer.name}`"):
                 self._stored(buffer, values, accumulated)
 
-    def _master(self, name: str, value: Value) -> int:
+    def _master(self, name: str, value: Value, kind: str = "master") -> int:
         check, layout = self.ending.check, self.ending.layouts[name].param
         require(value.layout == layout, f"`{value.name}` is not stored as {layout}", value)
-        number = check.numbering.given("master", name, type=self.ending.declared(name).master)
+        number = check.numbering.given(kind, name, type=self.ending.declared(name).master)
         return check.given(number, value)
 
     def _stored(self, each: BufferUpdate, values: Values, accumulated: dict[Value, tuple[int, str]]) -> None:
         """The new value is stored over the buffer, on every stage that keeps it, from what there is there."""
         ending, update = self.ending, self.ending.update
-        require(ending.declared(each.name).buffer, f"`{each.name}` is no buffer")
+        kind = "parameter" if each.after else "buffer"
+        require(ending.declared(each.name).buffer != each.after, f"`{each.name}` is no {kind}")
         stages = ending.partitioned.stage_sets()
         require(each.stages == stages[each.name], f"`{each.name}` is not updated on the stages that have it")
         require(each.new in values, f"`{each.new.name}` is not available", each.new)
@@ -67,5 +69,9 @@ class Buffers:
         totals = [(*accumulated[value], value) for value in accumulated if value in read]
         require(sorted(each.totals, key=str) == sorted(totals, key=str), "the totals are not those that it reads")
         for master in update.masters:
+            early = master.value in read and master.after != each.after
+            require(
+                not early, f"`{master.parameter}` is read as it is {'before' if each.after else 'after'} the update"
+            )
             colocated = set(each.stages) <= set(stages[master.parameter])
             require(master.value not in read or colocated, f"`{master.parameter}` is not kept where `{each.name}` is")

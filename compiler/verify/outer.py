@@ -36,7 +36,7 @@ class Outers:
         """Check that what steps update is averaged, and how."""
         ending, check = self.ending, self.ending.check
         updated = [each.name for each in ending.update.parameters]
-        updated += [each.name for each in ending.update.buffers]
+        updated += [each.name for each in ending.update.buffers if not each.after]
         with check.at(where="the average of groups"):
             expected = updated if self.local is not None else []
             averaged = [each.name for each in ending.update.outer]

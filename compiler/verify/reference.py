@@ -45,7 +45,7 @@ class Reference:
             whole.accumulators[total.name] = total, number
         for master in graph.masters:
             type = whole.parameters[master.parameter][0].master
-            numbers[master.value] = numbering.given("master", master.parameter, type=type)
+            numbers[master.value] = numbering.given(master.kind, master.parameter, type=type)
         for node in graph.nodes:
             operands = tuple(numbers[value] for value in node.inputs)
             if node.op.accumulator is not None:

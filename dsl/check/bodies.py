@@ -219,7 +219,8 @@ class BodyChecker:
         """`param names: type ~ initial`."""
         type = self.float_type(statement.type, "a parameter")
         call = self.distribution(statement.initial, INITIAL, "initial value")
-        self.declare(statement.names, "param", spec.Parameter, type, call)
+        values = self.declare(statement.names, "param", spec.Parameter, type, call)
+        self.buffers.parameters.update((each.number, each.type) for each in values)
 
     def buffer(self, statement: tree.Buffer) -> None:
         """`buffer names: type ~ initial`."""

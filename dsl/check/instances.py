@@ -44,7 +44,7 @@ class Instances:
         if checked is None:
             return
         if any(map(_updates, spec.bodies(checked.body))):
-            message = f"`{block.text}` updates a buffer, and each of several calls would"
+            message = f"`{block.text}` has an `update`, which each of several calls would make"
             raise refuse("E0228", message, statement.block.span, help=f"call `{block.text}` itself, once")
         parameters = parameters_only(checked.body)
         if not parameters.steps:

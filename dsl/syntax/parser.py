@@ -285,7 +285,7 @@ def _path(span: Span, *parts: Any) -> tree.Path:
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample),
     tree.Share,
-    *(tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Update, tree.Group, tree.Arrow),
+    *(tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Group, tree.Arrow),
     *(tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
     *(tree.Correspondence, tree.Skip),
 )
@@ -322,6 +322,7 @@ BUILDERS: dict[str, Builder] = {
     ),
     "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1, rest[-1], span=s),
     "mesh": _mesh,
+    "update": lambda s, *parts: tree.Update(_name(s, parts[-2]), parts[-1], len(parts) > 2, span=s),
     "shard": _shard,
     **dict.fromkeys(("path", "part"), _path),
     "iterations": lambda s, first, last=None: tree.Iterations(first, last, span=s),

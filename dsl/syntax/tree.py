@@ -268,10 +268,11 @@ class Keep(Node):
 
 @frozen
 class Update(Node):
-    """`update name = value`."""
+    """`update name = value`, of a buffer; or `after update name = value`, of a parameter."""
 
     name: Name
     value: Expression
+    after: bool = False
 
 
 @frozen

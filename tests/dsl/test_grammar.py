@@ -59,7 +59,7 @@ def test_keywords_are_those_of_the_language():
         "offload",
         "overlap",
         "in",
-        *("by", "padded", "repeated"),
+        *("after", "by", "padded", "repeated"),
         *("share", "frozen", "ema", "copy", "keep", "number", "on", "stage", "place", "schedule"),
     }
     assert soft == {*first, "optimizer", "freeze"}

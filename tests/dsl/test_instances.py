@@ -94,7 +94,7 @@ def test_the_words_stay_names(word: str):
             "= net",
             "= counting",
             "E0228",
-            "`counting` updates a buffer, and each of several calls would",
+            "`counting` has an `update`, which each of several calls would make",
             "call `counting` itself, once",
         ),
         ("tower", "gain", "E0217", "`gain` is a block already", "give it another name"),

@@ -59,6 +59,7 @@ class Walk:
     scopes: dict[str, str] = field(factory=dict)  # names of blocks and repeats in the file, by path without iterations
     position: tuple[tuple[str, int, int], ...] = ()  # in scans: axis, position, size
     updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
+    after: dict[str, Tensor] = field(factory=dict)  # of parameters: what becomes of them after their update
     losses: dict[str, Tensor] = field(factory=dict)  # those with names
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -139,8 +140,9 @@ class Walk:
                 case spec.Scan():
                     add(self.scanned(step, path, values, homes))
         for each in body.updates:
+            found = self.after if each.after else self.updates
             name, axes = values[each.buffer].source, values[each.buffer].axes
-            self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
+            found[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
 
     def follow(self, path: str, source: str, decay: float) -> None:

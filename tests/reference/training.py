@@ -140,6 +140,11 @@ class Training:
                     if self.train.ema is not None:
                         older = self.sums.get(path, torch.zeros_like(gradient))
                         self.sums[path] = self.train.ema * older + self.parameters[path]
+                if walk.after:
+                    again = Walk(self.model, self.batch(number), self.parameters, self.train.seed, number)
+                    again.run()
+                    for path, value in again.after.items():
+                        self.parameters[path].copy_(value)
         self.steps.append(Done(float(loss.detach()), norm, rates[0], numbers, self.skipped))
 
     def is_bad(self, loss: float, norm: float) -> bool:
