@@ -107,7 +107,11 @@ class Resized:
         return tuple(each.resized(self.sizes) if isinstance(each, spec.Literal) else places[each] for each in operands)
 
     def initial_of(self, step: spec.Parameter) -> spec.Call:
-        """The new initializer. Buffers are often counts and variances: they begin as declared, but not with zeros."""
+        """The new initializer. Buffers are often counts and variances: they begin as declared, but not with zeros, nor
+        with what a file has for other sizes.
+        """
+        if step.initial.name == "file" and self.initial is not as_declared:
+            return of_order_one(step.initial) if step.type.is_float else spec.Call("zeros", {})
         if not step.buffer:
             return self.initial(step.initial)
         return step.initial if self.initial is as_declared or not step.type.is_float else unless_zero(step.initial)

@@ -30,9 +30,10 @@ class Buffers:
         if type.dtype not in (*FLOATS, *INTEGERS):
             self.report.error("E0205", f"a buffer has numbers, not {type.dtype}", statement.type.span)
             return False
-        constant = all(value == int(value) for value in initial.arguments.values())
-        if type.dtype in INTEGERS and not (initial.name in ("zeros", "ones", "constant") and constant):
-            help = "integer buffers are initialized by `zeros()`, `ones()` or `constant(3)`"
+        numbers = [value for value in initial.arguments.values() if not isinstance(value, str)]
+        constant = all(value == int(value) for value in numbers)
+        if type.dtype in INTEGERS and not (initial.name in ("zeros", "ones", "constant", "file") and constant):
+            help = "integer buffers are initialized by `zeros()`, `ones()`, `constant(3)` or `file(…)`"
             message = f"`{initial.name}` cannot initialize {type.dtype}"
             self.report.error("E0205", message, statement.initial.span, help=help)
             return False

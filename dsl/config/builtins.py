@@ -333,6 +333,7 @@ INITIAL = _table(
     Signature("constant", (Setting("value", Number()),)),
     Signature("xavier"),
     Signature("kaiming"),
+    Signature("file", (Setting("path", Text()), Setting("name", Text())), example='file("tables.safetensors", "name")'),
 )
 SAMPLED = _table(
     *RANDOM,

@@ -1,0 +1,48 @@
+"""Initial values from files: `~ file("tables.safetensors", "name")`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from partita.dsl.advice.report import suggestion
+from partita.dsl.diagnostic import refuse
+from partita.dsl.spec import Call
+from partita.dsl.types import Type
+from partita.runtime.dtypes import NUMPY
+
+if TYPE_CHECKING:
+    from partita.runtime.initial import Region
+
+
+def read_initial(call: Call, type: Type, parameter: str, region: Region | None) -> np.ndarray:
+    """The tensor that a call names, or a region of it, in the dtype of `type`. Raises Refused: E0601 without the file,
+    E0602 if it is outside of the folder, E0603 if it cannot be read, E0607 if the tensor has another shape or kind.
+    """
+    folder = Path(call.span.source.name).parent if call.span is not None else Path()
+    path, name = folder / str(call.arguments["path"]), str(call.arguments["name"])
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise refuse("E0602", f"{path} is outside of the directory of the file", call.span, help="copy it there")
+    if not path.is_file():
+        raise refuse("E0601", f"there is no file {path}", call.span, help="its path is relative to the .par file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            if name not in file.keys():  # noqa: SIM118  (no mapping)
+                help = suggestion(name, file.keys(), "there are")
+                raise refuse("E0603", f"{path} has no tensor `{name}`", call.span, help=help)
+            part = file.get_slice(name)
+            shape = tuple(part.get_shape())
+            value: torch.Tensor = part[region] if region else file.get_tensor(name)
+    except SafetensorError as error:
+        raise refuse(
+            "E0603", f"{path} is no file of tensors: {error}", call.span, help="safetensors writes them"
+        ) from error
+    kind = "integers" if type.dtype.startswith("i") else "floats"
+    if shape != type.shape or value.is_floating_point() != type.is_float or value.dtype == torch.bool:
+        notes = [f"{parameter}: {type}", f"`{name}` of {path.name}: {list(shape)}, {value.dtype}".replace("torch.", "")]
+        raise refuse("E0607", f"`{name}` is not {kind} of the shape of `{parameter}`", call.span, notes=notes)
+    return value.to(torch.float64 if type.is_float else torch.int64).numpy().astype(NUMPY[type.dtype])
