@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +13,10 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.dtypes import NUMPY
+from partita.runtime.regions import Region
 
-if TYPE_CHECKING:
-    from partita.runtime.initial import Region
+# What the names of dtypes of floats begin with.
+FLOATS = ("F", "BF")
 
 
 def read_initial(call: Call, type: Type, parameter: str, region: Region | None) -> np.ndarray:
@@ -35,14 +35,14 @@ def read_initial(call: Call, type: Type, parameter: str, region: Region | None) 
                 help = suggestion(name, file.keys(), "there are")
                 raise refuse("E0603", f"{path} has no tensor `{name}`", call.span, help=help)
             part = file.get_slice(name)
-            shape = tuple(part.get_shape())
+            shape, dtype = tuple(part.get_shape()), part.get_dtype()
+            if shape != type.shape or not dtype.startswith(FLOATS if type.is_float else "I"):
+                kind = "floats" if type.is_float else "integers"
+                notes = [f"{parameter}: {type}", f"`{name}` of {path.name}: {list(shape)}, {dtype}"]
+                message = f"`{name}` is not {kind} of the shape of `{parameter}`"
+                raise refuse("E0607", message, call.span, notes=notes)
             value: torch.Tensor = part[region] if region else file.get_tensor(name)
     except SafetensorError as error:
-        raise refuse(
-            "E0603", f"{path} is no file of tensors: {error}", call.span, help="safetensors writes them"
-        ) from error
-    kind = "integers" if type.dtype.startswith("i") else "floats"
-    if shape != type.shape or value.is_floating_point() != type.is_float or value.dtype == torch.bool:
-        notes = [f"{parameter}: {type}", f"`{name}` of {path.name}: {list(shape)}, {value.dtype}".replace("torch.", "")]
-        raise refuse("E0607", f"`{name}` is not {kind} of the shape of `{parameter}`", call.span, notes=notes)
+        message = f"{path} is no file of tensors: {error}"
+        raise refuse("E0603", message, call.span, help="safetensors writes them") from error
     return value.to(torch.float64 if type.is_float else torch.int64).numpy().astype(NUMPY[type.dtype])
