@@ -544,11 +544,12 @@ def _check_padded_updates(state: Placed, graph: Graph, sizes: Mapping[str, int])
             continue
         longer = [name for name in parameter.master.names if name in sizes]
         axes = {axis for each in update.state_types(parameter.master) for axis in each.axes}
-        runs = not axes <= set(parameter.master.axes)
-        if (longer and runs) or (update.lazy and state.batch in sizes):
-            what = longer[0] if longer and runs else state.batch
+        runs, changes = not axes <= set(parameter.master.axes), not update.leaves_zeros
+        if (longer and (runs or changes)) or (update.lazy and state.batch in sizes):
+            what = longer[0] if longer and (runs or changes) else state.batch
             message = f"`{what}` cannot be padded: `{update.name}` updates `{parameter.name}`"
-            message += " by runs of its elements" if longer and runs else ", if only the rows that a batch looks up"
+            rows = ", if only the rows that a batch looks up"
+            message += (" by runs of its elements" if runs else ", and may change zeros") if longer else rows
             help = f"a size of `{what}` that divides; or another optimizer for it, such as `adamw`"
             raise refuse("E0419", message, parameter.span, help=help)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from types import GeneratorType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attrs import define, field
 
-from partita.runtime.python_functions import Functions, Wanted
+from partita.runtime.python_functions import CustomFunction, CustomUpdate, Functions, Wanted
 from partita.runtime.streams import Handle, HostStreams, Streams
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.collectives import (
@@ -82,11 +82,25 @@ class Context:
 
     def custom(self, name: str, operands: Tensors, expected: Wanted) -> Tensors:
         """The results of an operation that the file defines. Raises OperationFailed."""
-        return self.functions[name](operands, expected)
+        return cast(CustomFunction, self.functions[name])(operands, expected)
+
+    def python_update(
+        self,
+        name: str,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        states: Tensors,
+        rate: float,
+        number: int,
+        decay: float,
+    ) -> Tensors:
+        """Update a parameter and its states in place by a function of the file's own. Raises OperationFailed."""
+        cast(CustomUpdate, self.functions[name]).update(parameter, gradient, states, rate, number, decay)
+        return (parameter, *states)
 
     def custom_gradient(self, name: str, ds: Tensors, operands: Tensors) -> Tensors:
         """The gradients of its float operands. Raises OperationFailed."""
-        return self.functions[name].gradients(ds, operands)
+        return cast(CustomFunction, self.functions[name]).gradients(ds, operands)
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start an all-gather of each tensor along its dimension."""

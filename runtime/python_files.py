@@ -8,11 +8,11 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from traceback import extract_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.spec import Model, Operation, PythonFunction
@@ -26,28 +26,41 @@ class OperationFailed(Refused):
     """A function of the user's failed, or did not return what is declared. Only the rank that it happened on knows."""
 
 
+class Named(Protocol):
+    """An operation, or an optimizer, with functions of Python."""
+
+    @property
+    def name(self) -> str:
+        """What the file calls it."""
+
+
 _modules: dict[tuple[str, str], ModuleType] = {}
 
 
-def require_allowed(model: Model | None, allowed: bool) -> None:
-    """Refuse (E0620) a model that has operations of its own, unless Python code is `allowed`."""
-    if model is not None and model.operations and not allowed:
-        raise _not_allowed(next(iter(model.operations.values())))
+def require_allowed(model: Model | None, allowed: bool, updates: Iterable[PythonFunction] = ()) -> None:
+    """Refuse (E0620) a model that has operations of its own, or `updates` by such functions, unless Python code is
+    `allowed`.
+    """
+    if allowed:
+        return
+    for each in model.operations.values() if model is not None else ():
+        raise _not_allowed(f"op `{each.name}`", each.forward)
+    for function in updates:
+        raise _not_allowed(f"the update by `{function.name}`", function)
 
 
-def _not_allowed(operation: Operation) -> Refused:
-    function = operation.forward
+def _not_allowed(what: str, function: PythonFunction) -> Refused:
     return refuse(
         "E0620",
-        f"op `{operation.name}` runs Python code from `{function.source.name}`, which was not allowed",
+        f"{what} runs Python code from `{function.source.name}`, which was not allowed",
         function.span,
         notes=["unlike a .par file, Python code can do whatever you can; nothing of it has been run"],
         help=f"if you trust it, add {FLAG}",
     )
 
 
-def imported(operation: Operation, function: PythonFunction) -> Callable[..., Any]:
-    """A function of an operation. Raises Refused (E0621)."""
+def imported(operation: Named, function: PythonFunction) -> Callable[..., Any]:
+    """A function of an operation or an optimizer. Raises Refused (E0621)."""
     name = function.source.name
     try:
         module = _module(function.source)
@@ -89,14 +102,15 @@ def _module(source: Source) -> ModuleType:
 
 def problem(
     code: str,
-    operation: Operation,
+    operation: Named,
     function: PythonFunction,
     message: str,
     notes: Sequence[str],
     help: str | None = None,
 ) -> Diagnostic:
-    """A diagnostic about a function of an operation."""
-    return Diagnostic(code, f"op `{operation.name}`: {message}", function.span, tuple(notes), help)
+    """A diagnostic about a function of an operation or an optimizer."""
+    kind = "op" if isinstance(operation, Operation) else "optimizer"
+    return Diagnostic(code, f"{kind} `{operation.name}`: {message}", function.span, tuple(notes), help)
 
 
 def raised(error: BaseException, source: Source) -> list[str]:

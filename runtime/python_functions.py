@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, TypeAlias
 
 import torch
-from attrs import define
+from attrs import define, evolve
 from torch import Tensor
 
-from partita.dsl.spec import Model, Operation, PythonFunction
+from partita.compiler.optimizers.python import update_functions
+from partita.dsl.spec import Model, Operation, PythonFunction, Spec
 from partita.runtime.python_files import OperationFailed, imported, problem, raised, require_allowed
 
 NAMES = {
@@ -171,19 +172,61 @@ def _alias(x: Tensor) -> Tensor:
     return alias.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-Functions = Mapping[str, CustomFunction]
+@define(eq=False)
+class CustomUpdate:
+    """An optimizer's function, which updates tensors in place, each element by itself."""
+
+    name: str
+    function: PythonFunction
+    run: Callable[..., Any]
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], rate: float, number: int, decay: float
+    ) -> None:
+        """Update a parameter and its states, the `number`-th time. Raises OperationFailed."""
+        written = (parameter, *states)
+        with _ordinary(), torch.no_grad():
+            aliases = [_alias(each) for each in written]
+            try:
+                self.run(aliases[0], _alias(gradient), *aliases[1:], lr=rate, step=number, weight_decay=decay)
+            except (Exception, SystemExit) as error:
+                message = f"`{self.function.name}` raised {type(error).__name__}"
+                notes, help = raised(error, self.function.source), f"it is called as `{self.signature(len(states))}`"
+                raise OperationFailed([problem("E0622", self, self.function, message, notes, help)]) from error
+        for tensor, alias in zip(written, aliases, strict=True):
+            if not tensor.is_contiguous():
+                tensor.copy_(alias)
+
+    def signature(self, states: int) -> str:
+        """How it is called, with so many states."""
+        names = "".join(f", state{number}" for number in range(1, states + 1))
+        return f"{self.function.name}(parameter, gradient{names}, lr=…, step=…, weight_decay=…)"
+
+
+Functions = Mapping[str, CustomFunction | CustomUpdate]
 NO_FUNCTIONS: Functions = {}
 
 
-def functions_of(model: Model | None, allowed: bool) -> Functions:
+def functions_of(model: Model | None, allowed: bool) -> dict[str, CustomFunction]:
     """The functions of a model's operations, by name. Imports their files, if that is `allowed`.
 
     Raises Refused: E0620 if it is not; E0621 for a file that cannot be imported, or has no such function.
     """
     require_allowed(model, allowed)
     operations = model.operations.values() if model is not None else ()
-    functions = {}
+    functions: dict[str, CustomFunction] = {}
     for each in operations:
         forward, *backward = (imported(each, function) for function in each.functions)
         functions[each.name] = CustomFunction(each, forward, backward[0] if backward else None)
+    return functions
+
+
+def all_functions(spec: Spec, allowed: bool) -> Functions:
+    """The functions of a file's operations and of its optimizer. Raises Refused, as `functions_of`."""
+    updates = update_functions(spec.train)
+    require_allowed(spec.model, allowed, updates.values())
+    functions: dict[str, CustomFunction | CustomUpdate] = {**functions_of(spec.model, allowed)}
+    for key, function in updates.items():
+        own = CustomUpdate("python", function, lambda *_, **__: None)
+        functions[key] = evolve(own, run=imported(own, function))
     return functions

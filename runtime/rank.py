@@ -37,7 +37,7 @@ from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.mapped import mapped_tensor
 from partita.runtime.pace import Sums
-from partita.runtime.python_functions import Functions, functions_of
+from partita.runtime.python_functions import Functions, all_functions
 from partita.runtime.regions import in_slabs, pieces_of
 from partita.runtime.stages import ParameterStore
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
@@ -134,7 +134,7 @@ def prepare(spec: Spec, gpu: bool = False, allow_python: bool = False) -> Compil
     Raises Refused with the errors in the file.
     """
     compiled = compile_run(spec, gpu)
-    return CompiledRun(spec, *compiled, functions_of(spec.model, allow_python))
+    return CompiledRun(spec, *compiled, all_functions(spec, allow_python))
 
 
 def check_ranks(spec: Spec, ranks: int) -> None:

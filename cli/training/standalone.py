@@ -25,6 +25,7 @@ from partita.cli.training.places import (
     writing_in,
 )
 from partita.cli.training.room import crowded, refuse_crowd, refuse_large
+from partita.compiler.optimizers.python import update_functions
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import claim_warnings
 from partita.dsl.diagnostic import refuse
@@ -73,7 +74,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
 
-    require_allowed(spec.model, arguments.allow_python)
+    require_allowed(spec.model, arguments.allow_python, update_functions(spec.train).values())
     state, evaluation = compile_run(spec, gpu=kind.gpu)
     report((*state.warnings, *claim_warnings(state)))
     program = state.program

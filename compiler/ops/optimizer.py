@@ -144,6 +144,8 @@ class Update(Op):
     # Whether it updates each element by itself, with states for each, so that a parameter may be flat; what else it
     # needs is made of whole tensors if `whole`.
     elementwise: ClassVar[bool] = False
+    # Whether it leaves zeros without a gradient as they are, as those that pad an axis.
+    leaves_zeros: ClassVar[bool] = True
     fusible = False
     allocates = False  # it works in place
     overwrites = True

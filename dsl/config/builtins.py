@@ -235,7 +235,7 @@ TURNS = (Setting("every", COUNT, 1), Setting("from", COUNT, 1))
 OPTIMIZERS: Registry[Signature] = Registry(
     "optimizer",
     "partita.compiler.optimizers",
-    ("adamw", "sgd", "lion", "adafactor", "muon", "adamw_8bit", "adagrad", "rowwise_adagrad"),
+    ("adamw", "sgd", "lion", "adafactor", "muon", "adamw_8bit", "adagrad", "rowwise_adagrad", "python"),
 )
 
 # Of data sources that can hold out a fraction.

@@ -67,11 +67,12 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
 
 def _code(operation: spec.Operation) -> str:
     """The Python functions of an operation, each with the hash of its file."""
-    hashes = (hashlib.sha256(each.source.text.encode("utf-8", "surrogatepass")) for each in operation.functions)
-    named = (
-        f"{each.name} ({digest.hexdigest()[:12]})" for each, digest in zip(operation.functions, hashes, strict=True)
-    )
-    return ", ".join(named)
+    return ", ".join(f"{each.name} ({_hash(each.source)})" for each in operation.functions)
+
+
+def _hash(source: Source) -> str:
+    """The beginning of the hash of a file's text."""
+    return hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def text_of(value: object) -> str:
@@ -89,6 +90,8 @@ def text_of(value: object) -> str:
     if isinstance(value, spec.OptimizerRule):
         targets = ", ".join(".".join(target) for target in value.targets)
         return f"freeze {targets}" if value.call is None else f"update {targets} -> {text_of(value.call)}"
+    if isinstance(value, Source):
+        return f"{value.name} ({_hash(value)})"
     return "none" if value is None else str(value)
 
 
@@ -108,9 +111,13 @@ def digest_of(model: spec.Model) -> str:
                     numbers[id(inner)] = len(bodies)
                     bodies.append(inner)
         steps = [_step(step, numbers) for step in body.steps]
-        updates = [[[each.buffer, each.value] for each in body.updates]] if body.updates else []
+        updates = [[_update(each) for each in body.updates]] if body.updates else []
         written.append([list(body.inputs), steps, _plain(body.results), *updates])
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()
+
+
+def _update(each: spec.Update) -> list[Any]:
+    return [each.buffer, each.value, *(["after"] if each.after else [])]
 
 
 def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:

@@ -22,7 +22,7 @@ from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_files import OperationFailed
-from partita.runtime.python_functions import CustomFunction, Functions
+from partita.runtime.python_functions import CustomFunction
 
 # An axis that is split has a multiple of this many positions, and is cut into each of these numbers of parts, and into
 # parts of one position.
@@ -51,7 +51,7 @@ class Examined:
     doubt: Diagnostic | None = None
 
 
-def examine(model: Model, functions: Functions, precision: str) -> list[Examined]:
+def examine(model: Model, functions: Mapping[str, CustomFunction], precision: str) -> list[Examined]:
     """Hold the operations of a model to what is declared of them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other

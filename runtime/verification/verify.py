@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
+from partita.compiler.optimizers.python import update_functions
 from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import Outcome as Held
 from partita.compiler.report.claims import failures, outcomes
@@ -137,7 +138,7 @@ def verify(spec: Spec, allow_python: bool = False, gpu: bool = False) -> Verific
     Raises Refused if it does not compile, or needs to run Python code (E0620).
     """
     start = perf_counter()
-    require_allowed(spec.model, allow_python)
+    require_allowed(spec.model, allow_python, update_functions(spec.train).values())
     state, evaluation = compile_run(spec)
     evaluated = () if evaluation is None else (validate(evaluation, invariants=False, training=state),)
     validations = (validate(state, invariants=False), *evaluated)

@@ -64,6 +64,7 @@ from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
 from partita.compiler.optimizers.lion import Lion
 from partita.compiler.optimizers.muon import Momentum, Muon, Orthogonalize
+from partita.compiler.optimizers.python import PythonUpdate
 from partita.compiler.optimizers.rowwise_adagrad import RowwiseAdagrad
 from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
@@ -113,7 +114,7 @@ class Case:
 
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
-    *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
+    *("python_update", "adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
     *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "scatter_max", "adagrad", "float8_dot"),
     *("sum_of_groups", "outer_sgd", "outer_nesterov"),
 )
@@ -611,6 +612,7 @@ CASES: list[Case] = [
     Case("sum_of_groups", SumOfGroups(3), (f(A, B),) * 3, differentiable=False),
     Case("outer_sgd", OuterSgd(3, 0.7), (f(A, B),) * 2, differentiable=False),
     Case("outer_nesterov", OuterNesterov(3, 0.7, 0.9), (f(A, B),) * 3, differentiable=False),
+    Case("python_update", PythonUpdate("descended", 1, 0.1), (f(A, B),) * 3, differentiable=False),
     Case("lion", Lion(0.9, 0.99, 0.1), (f(A, B),) * 3, differentiable=False),
     Case(
         "rowwise_adagrad",

@@ -7,7 +7,7 @@ import torch
 from partita.dsl.spec import Literal, Operation, PythonFunction
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
-from partita.runtime.python_functions import CustomFunction
+from partita.runtime.python_functions import CustomFunction, CustomUpdate
 
 _PLACE = Span(Source("own.py", ""), 0, 0)
 _A, _B = Axis("a", 6), Axis("b", 6)
@@ -52,7 +52,13 @@ def _operation(name: str, second: Type, backward: bool, more: tuple[Type, ...] =
     )
 
 
+def descended(parameter, gradient, mean, *, lr, step, weight_decay):
+    mean.mul_(0.5).add_(gradient)
+    parameter.mul_(1 - lr * weight_decay).sub_(mean / step, alpha=lr)
+
+
 FUNCTIONS = {
+    "descended": CustomUpdate("python", PythonFunction(_PLACE.source, "descended", _PLACE), descended),
     "weighted": CustomFunction(_operation("weighted", _ROW, True), weighted, weighted_backward),
     "by_autograd": CustomFunction(_operation("by_autograd", _ROW, False), weighted, None),
     "both": CustomFunction(_operation("both", _ROW, False, (_COLUMN, _COUNTS)), both, None),

@@ -160,7 +160,7 @@ def test_whatever_a_model_computes_with_makes_it_another_one():
         for field in fields(kind)
         if field.name not in rest
     }
-    assert {what for what, _ in found} | {"Body.steps", "Update.buffer", "Update.value"} >= matter
+    assert {what for what, _ in found} | {"Body.steps", "Update.buffer", "Update.value", "Update.after"} >= matter
 
 
 def test_whatever_a_run_does_otherwise_is_said():

@@ -18,7 +18,7 @@ def test_learning_rates_take_the_arguments_that_the_language_gives_them() -> Non
 
 
 def test_initial_values() -> None:
-    assert {*RANDOM, *FIXED, "constant"} == set(builtins.INITIAL)
+    assert {*RANDOM, *FIXED, "constant", "file"} == set(builtins.INITIAL)
     # `initial` reads the one argument, whatever it is called.
-    assert all(len(each.names) <= 1 for each in builtins.INITIAL.values())
+    assert all(len(each.names) <= 1 for each in builtins.INITIAL.values() if each.name != "file")
     assert set(builtins.SAMPLED) == {"normal", "uniform", "integers", "gumbel"}
