@@ -161,6 +161,9 @@ def axes_of(model: spec.Model) -> Axes:
                 part = Fraction(step.options.get("part", 1.0)).limit_denominator(1 << 16)
                 name = step.options["pairs"]
                 even[name] = lcm(even.get(name, 1), 2 * part.denominator // gcd(2, part.numerator))
+                if "sections" in step.options:  # one for each place of the positions, together all pairs
+                    turned, positions = ({*body.types[each].names} for each in step.operands if isinstance(each, int))
+                    fixed |= {name} | positions - turned
     fixed.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
     stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
     inputs = frozenset(name for type in model.body.types[: len(model.body.inputs)] for name in type.names)

@@ -6,7 +6,7 @@ import pytest
 
 from partita.compiler.verify.proxy_sizes import Search, axes_of
 from partita.dsl import spec
-from partita.dsl.load import load
+from partita.dsl.load import load, load_text
 from tests.files import ROOT
 
 
@@ -30,3 +30,20 @@ def test_windows_have_as_many_positions_as_their_axis_says(times: int, multiple:
             assert sizes[size] == axes.declared[size]
             assert (sizes[axis] + sum(o["padding"][i]) - extent) // o["stride"][i] + 1 == sizes[into]
     assert times < 4 or sizes["height"] < axes.declared["height"]
+
+
+def test_sections_stay_as_they_are():
+    """Each is a number of pairs, of one of the places of a position."""
+    text = """axis batch = 8, seq = 24, key = 16, places = 3
+model m(x: [batch, seq, key], ids: i64[seq, places]) {
+  param w: [key] ~ ones()
+  loss mean(rope(x * w, over = seq, pairs = key, positions = ids, sections = [2, 3, 3]))
+}
+train { data = random() optimizer = sgd(lr = 0.1) steps = 2 }
+"""
+    found, diagnostics = load_text(text)
+    assert found is not None, diagnostics
+    sizes = Search(axes_of(found.model), {}).run()
+    assert sizes is not None
+    assert (sizes["key"], sizes["places"]) == (16, 3)
+    assert sizes["seq"] < 24
