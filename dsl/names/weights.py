@@ -153,7 +153,8 @@ class Checker:
         whole = [each for each in matching if each.path == parts]
         if len(matching) > 1 and not whole:
             message = f"`{path}` may be {listed([each.name for each in matching[:2]], 'or')}"
-            raise refuse("E0320", message, path.span, help="write more of its name")
+            help = "write more of its name, or the names of all that are filled from this tensor, with commas between"
+            raise refuse("E0320", message, path.span, help=help)
         return (whole or matching)[0]
 
     # ------------------------------------------------------------ their axes
