@@ -28,7 +28,7 @@ NAMES = [path.stem for path in FILES]
 # Axes that tensor parallelism splits, in the order of preference for a tensor that has several.
 TENSOR = ("groups", "heads", "ffn", "experts", "channels", "inner", "vocab", "tables", "mid1", "mid2", "mid3", "mid4")
 # What needs the whole batch at once cannot be split into microbatches.
-WHOLE_BATCH = frozenset({"clip", "moco", "resnet"})
+WHOLE_BATCH = frozenset({"clip", "moco", "resnet", "sam", "siamese"})
 # Steps of training until the loss has fallen, if more than usual.
 USUAL_STEPS = 24
 STEPS = {"resnet": 48, "moco": 60}  # by SGD with a rate of 0.1, whose losses go up and down
