@@ -407,6 +407,18 @@ class Op:
         """
         return self if self.orderless or not self.mentions(axis) else None
 
+    def reach(self, axis: str) -> tuple[int, int] | None:
+        """How many positions before and after its own each position of the result depends on, of the first operand,
+        with zeros beyond its ends; None if it is not the same function of these at each.
+        """
+        return None
+
+    def inside(self, axis: str, longer: Axis, into: Axis) -> Op:
+        """The operation on a part of such an axis to which as many positions before and after it are added as it
+        reaches: from the axis `longer` to `into`.
+        """
+        raise NotImplementedError
+
     @property
     def keeps_zeros(self) -> bool:
         """Whether its first result is zero where all of its operands that are floats are."""

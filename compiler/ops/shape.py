@@ -338,6 +338,14 @@ class Shift(_Moved):
         longer = build.apply(ConcatHistory(axis, self.by), state(x.type.resized(axis, self.by)), x)
         return (build.apply(Slice(axis, x.type.axis(axis), 0), longer),)
 
+    def reach(self, axis: str) -> tuple[int, int] | None:
+        """As far as it shifts."""
+        return (max(self.by, 0), max(-self.by, 0)) if axis == self.over else None
+
+    def inside(self, axis: str, longer: Axis, into: Axis) -> Op:
+        """Those before, or after, the part."""
+        return Slice(longer.name, into, max(-self.by, 0))
+
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Shifts back."""
         return (build.apply(Shift(self.over, -self.by), d),)

@@ -71,24 +71,31 @@ class Sliding(Op):
             if by
             else image
         )
-        sized = self._sized(i, axes=part + by, into=part)
-        padding = tuple((0, 0) if j == i else each for j, each in enumerate(self.padding))
-        return (build.apply(evolve(sized, padding=padding), longer, *others),)  # type: ignore[misc]
+        made = self.inside(axis, evolve(self.axes[i], size=part + by), evolve(self.into[i], size=part))
+        return (build.apply(made, longer, *others),)
+
+    def reach(self, axis: str) -> tuple[int, int] | None:
+        """The padding, if there are as many windows as positions, and zeros outside."""
+        if axis not in names_of(self.axes):
+            return None
+        i = names_of(self.axes).index(axis)
+        as_many = self.stride[i] == 1 and self.into[i] == self.axes[i]
+        return self.padding[i] if as_many and not self.outside else None
+
+    def inside(self, axis: str, longer: Axis, into: Axis) -> Op:
+        """Without padding."""
+        changed = {
+            name: tuple(
+                new if axis == own.name else each for each, own in zip(getattr(self, name), self.axes, strict=True)
+            )
+            for name, new in (("axes", longer), ("into", into), ("padding", (0, 0)))
+        }
+        return evolve(self, **changed)  # type: ignore[misc]
 
     @property
     def outside(self) -> float:
         """What lies outside of the image."""
         return 0.0
-
-    def _sized(self, i: int, **sizes: int) -> Sliding:
-        """A copy of this operation with new sizes for one of the axes that it slides along, and for its axis of
-        positions.
-        """
-        changed = {
-            name: tuple(evolve(each, size=size) if j == i else each for j, each in enumerate(getattr(self, name)))
-            for name, size in sizes.items()
-        }
-        return evolve(self, **changed)  # type: ignore[misc]
 
     @property
     def window(self) -> dict[str, Any]:

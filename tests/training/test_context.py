@@ -178,6 +178,95 @@ def test_two_processes_train_as_one_does(tmp_path: Path):
         assert dict(a) == pytest.approx(dict(b), rel=1e-10)
 
 
+# ---------------------------------------------------------------- operations that need positions one after the other
+
+MIXED = """\
+axis batch = 4, seq = 24, embed = 6, wide = 6, taps = 4, near = 3, rows = 8, some = 5, docs = 3, experts = 2, slots = 24
+axis first = 16, rest = seq - first, quarters = 4, quarter = seq / quarters
+model mixed(x: [batch, seq, embed], at: i64[batch, some], doc: i64[batch, seq]) {
+  param a: [embed] ~ normal(0.5)
+  param position: [seq, embed] ~ normal(0.5)
+  param kernel: [taps, embed] ~ normal(0.5)
+  param full: [near, embed, wide] ~ normal(0.5)
+  param router: [embed, experts] ~ normal(1)
+  let x = x * a + position
+  let id = arg_max(dot(x, router, over = embed), over = experts)
+  let far = gather(position, at, along = seq)
+  repeat 2 as layer {
+    param m: [embed] ~ normal(1)
+    let x = x + BODY * m
+  }
+  output hidden = x
+  loss mean(x * x) + 0.01 * (mean(far * far) + sum(kernel) + sum(full) + sum(router))
+}
+mesh ranks(data = 1, context = 2, pipe = 1)
+layout cut on ranks {
+  shard seq -> context by zigzag
+  shard batch -> data
+  stage layer -> pipe
+}
+layout alone on ranks { }
+schedule s = one_f_one_b(microbatches = 2)
+train {
+  layout = cut schedule = s data = random()
+  optimizer = adamw(lr = 0.01, eps = 0.01)
+  precision = f64 steps = 3 eval = every(3, batches = 1)
+}
+"""
+SEQUENTIAL = [
+    "shift(x, over = seq)",
+    "shift(x, over = seq, by = -2)",
+    "shift(x, over = seq, by = 9)",
+    "shift(shift(x, over = seq, by = 3) * a, over = seq, by = 40)",
+    "conv(x, kernel, seq -> seq, groups = embed, padding = [[3, 0]])",
+    "conv(x, kernel, seq -> seq, groups = embed, padding = [[1, 5]], dilation = 2)",
+    "rename(conv(tanh(x), full, seq -> seq, over = embed, padding = 1), wide -> embed)",
+    "max(patches(x, seq -> seq, size = near, padding = 1, fill = -5), over = near)",
+    "mean(patches(x, seq -> seq, size = near, padding = [[0, 2]]), over = near)",
+    "mean(patches(x, seq -> rows, size = near, stride = 3), over = [near, rows])",
+    "mean(gather(x, at, along = seq), over = some)",
+    "sum_by(gather(x, at, along = seq), at, some -> seq)",
+    "softmax(gather(sum_by(x, doc, seq -> docs), doc, along = docs), over = embed)",
+    "sum(max_by(x, doc, seq -> docs), over = docs)",
+    "cumsum(x, over = seq)",
+    "cumsum(shift(cumsum(0.1 * x, over = seq), over = seq), over = seq)",
+    "flip(x, over = seq)",
+    "roll(x, over = seq, by = 5)",
+    "linear_scan(sigmoid(x), x, over = seq)",
+    "sum(dispatch(x, id, over = seq, into = [experts, slots]), over = [experts, slots])",
+    "concat(slice(x, seq -> first, start = 8), slice(x, seq -> rest), [first, rest] -> seq)",
+    "merge(tanh(cumsum(split(x, seq -> [quarters, quarter]), over = quarters)), [quarters, quarter] -> seq)",
+    "cast(arg_max(x, over = seq), f32)",
+]
+
+
+@pytest.mark.parametrize("body", SEQUENTIAL)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
+def test_operations_that_are_not_attention_see_positions_in_their_order(body: str, ranks: int):
+    holds(Case(MIXED.replace("BODY", body), (f"ranks.context={ranks}",)))
+
+
+@pytest.mark.soak
+@given(bodies=st.lists(st.sampled_from(SEQUENTIAL), min_size=2, max_size=3), mesh=st.sampled_from(["", "data", "pipe"]))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_operations_one_after_the_other_do_too(bodies: list[str], mesh: str):
+    text = MIXED.replace("BODY", bodies[0])
+    for body in bodies[1:]:
+        text = text.replace("let x = x +", f"let x = x + {body} * m\n    let x = tanh(x) +", 1)
+    holds(Case(text, (f"ranks.{mesh}=2",) if mesh else ()))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_neighbours_exchange_their_ends_alone(ranks: int):
+    """In each layer and microbatch, forward: three positions of the 2N parts, of which a rank has two."""
+    text = MIXED.replace("BODY", "conv(x, kernel, seq -> seq, groups = embed, padding = [[3, 0]])")
+    state = compile_spec(spec_of(text, f"ranks.context={ranks}", "seq=96"))
+    sent = [each for each in traffic(state) if each.axis == "context" and str(each.phase) == "F" and not each.parameter]
+    layers = [each for each in sent if "layer" in str(each.tensor)]
+    word, rows, embed = 8, 2, 6
+    assert sum(each.bytes for each in layers) / (2 * 2) == (ranks - 1) / ranks * 2 * ranks * 3 * word * rows * embed
+
+
 # ---------------------------------------------------------------- work and volumes
 
 
@@ -248,20 +337,6 @@ def test_volumes_are_those_of_the_formulas(ranks: int):
 # ---------------------------------------------------------------- wrong files
 
 
-DISPATCHED = """
-axis batch = 4, seq = 8, embed = 6, experts = 2, slots = 8
-model m(x: [batch, seq, embed]) {
-  param w: [embed, experts] ~ normal(0.1)
-  let id = arg_max(dot(x, w, over = embed), over = experts)
-  let inside = dispatch(x, id, over = seq, into = [experts, slots])
-  loss mean(inside * inside) + mean(dot(x, w, over = embed))
-}
-mesh line(context = 2)
-layout l on line { shard seq -> context by zigzag }
-train { layout = l  data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
-"""
-
-
 def refused(text: str):
     given, diagnostics = load_text(text, "lm.par")
     if given is None:
@@ -282,9 +357,6 @@ def refused(text: str):
         (text_of("shard lm.wpe: seq -> context by zigzag"), "E0419", 24, 3, "one axis"),
         (text_of(f"shard seq -> tensor\n  {ZIGZAG}"), "E0419", 25, 3, "in different ways"),
         (text_of("shard batch -> context by zigzag"), "E0419", 24, 3, "split into microbatches"),
-        (text_of("shard vocab -> context by zigzag"), "E0419", 7, 11, "needs the positions of `vocab` one after"),
-        (text_of().replace("+ wpe", "+ cumsum(wpe, over = seq)"), "E0419", 7, 50, "`cumsum` needs the positions"),
-        (DISPATCHED, "E0419", 6, 16, "`dispatch` needs the positions of `seq`"),
         (text_of().replace("seq = 24", "seq = 22"), "E0411", 24, 3, "does not divide over `context` of 2 by zigzag"),
         (
             text_of(f"{ZIGZAG}, heads").replace("groups = 6, heads = 2", "groups = 3, heads = 5"),
