@@ -352,9 +352,10 @@ class Executor:
         total, *others = torch.stack(groups, 1).flatten(0, 1).unbind()
         for each in others:
             total = total + each
-        guards = {guard.name for guard in self.program.guards}
-        sums = torch.tensor([name in guards for name in self.program.step_metrics], device=total.device)
-        mean = torch.where(sums, total, total / (1 + len(others)))
+        mean = total / (1 + len(others))
+        for guard in self.program.guards:
+            i = self.program.step_metrics.index(guard.name)
+            mean[i] = total[i]
         self._set(torch.cat((mean, self._vector[len(mean) :])))
 
     @property

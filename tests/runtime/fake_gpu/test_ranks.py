@@ -34,12 +34,13 @@ CASES = {
     "copies": (PLANTED / "copies.par", ("schedule=one_f_one_b(microbatches=2)",)),
     "tables": (PLANTED / "tables.par", ()),
     "experts": (SPECS / "zoo" / "mixtral.par", ("train.precision=bf16",)),
+    "groups": (PLANTED / "groups.par", ()),
     "offloaded_state": (PLANTED / "offload.par", ("train.clip=none",)),
     "validated_later": (PLANTED / "validation.par", ()),
     **{path.stem: (path, ()) for path in sorted((ROOT / "bench" / "models" / "memory").glob("*.par"))},
 }
 # Of these a program is small.
-SMALL = ("tables", "experts", "offloaded_state", "expert_biases", "two_towers")
+SMALL = ("tables", "experts", "groups", "offloaded_state", "expert_biases", "two_towers")
 
 
 def spec_of(path: Path, *overrides: str) -> Spec:
