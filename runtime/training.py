@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
+from math import prod
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
@@ -19,8 +20,10 @@ from partita.compiler.graph import SparseGradientPart
 from partita.compiler.layout import global_type, is_split, local_type
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
+from partita.compiler.ops.runs import zigzag_runs
 from partita.compiler.passes.microbatch import STATISTIC
 from partita.compiler.program import AccumulatorRecord
+from partita.dsl.check.divisibility import zigzag_axes
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
 from partita.runtime.bad_steps import NORM, BadStep, History, NotFinite
@@ -32,6 +35,7 @@ from partita.runtime.faults import MAX_ROWS, SUMS, Replay, origin, wrong_inputs
 from partita.runtime.global_tensors import assemble, piece_view
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
+from partita.runtime.kernels.positions import put_runs
 from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Straggler, StragglerDetector
 from partita.runtime.rank import CompiledRun, Rank
@@ -517,7 +521,7 @@ class VirtualRun:
 
     def step_metrics(self, group: int = 0) -> dict[str, torch.Tensor]:
         """The values that updates of buffers read from the last step's batch: each summed over the batch, by its name,
-        as a full tensor; with replica groups, those of one.
+        as a full tensor, with positions in their own order; with replica groups, those of one.
         """
         mesh = self.plan.program.mesh
         records: dict[str, AccumulatorRecord] = {}
@@ -536,7 +540,13 @@ class VirtualRun:
             record = records[name]
             type = global_type(record.type, record.layout, mesh.sizes)
             whole = torch.stack([assemble(name, type, record.layout, mesh, each) for each in terms.values()])
-            totals[name.removeprefix(STATISTIC)] = whole.amax(0) if record.maximum else whole.sum(0)
+            total = whole.amax(0) if record.maximum else whole.sum(0)
+            for axis, (over, _) in zigzag_axes(self.plan.spec).items():
+                if type.has(axis):
+                    size = type.axis(axis).size
+                    runs = zigzag_runs(0, size, size, prod(ranks for _, ranks in over))
+                    total = put_runs(total, type.position(axis), runs, size)
+            totals[name.removeprefix(STATISTIC)] = total
         return totals
 
     def _total(self, rank: Rank, member: int, stage: int, rows: AccumulatorRecord) -> torch.Tensor:

@@ -256,6 +256,27 @@ def test_operations_one_after_the_other_do_too(bodies: list[str], mesh: str):
     holds(Case(text, (f"ranks.{mesh}=2",) if mesh else ()))
 
 
+def test_means_of_a_buffer_stand_in_their_own_order():
+    """And so does what its update reads, which `verify` compares too."""
+    holds(
+        Case(
+            """axis batch = 8, channels = 8
+model m(x: [batch, channels]) {
+  param w: [channels] ~ ones()
+  buffer usual: [channels] ~ zeros()
+  let y = x * w
+  update usual = 0.9 * usual + 0.1 * mean(y, over = batch)
+  loss mean(y * y)
+}
+mesh ranks(context = 2)
+layout l on ranks { shard channels -> context by zigzag }
+train { layout = l data = random() optimizer = sgd(lr = 0.1) steps = 3 }
+""",
+            (),
+        )
+    )
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_neighbours_exchange_their_ends_alone(ranks: int):
     """In each layer and microbatch, forward: three positions of the 2N parts, of which a rank has two."""
