@@ -27,6 +27,8 @@ NAMES = [path.stem for path in FILES]
 
 # Axes that tensor parallelism splits, in the order of preference for a tensor that has several.
 TENSOR = ("groups", "heads", "ffn", "experts", "channels", "inner", "vocab", "tables", "mid1", "mid2", "mid3", "mid4")
+# Axes whose positions may stand in zigzag order, likewise.
+ORDERED = ("seq", "height", "nodes", "channels", "features", "ffn")
 # What needs the whole batch at once cannot be split into microbatches.
 WHOLE_BATCH = frozenset({"clip", "moco", "resnet", "sam", "siamese"})
 # Steps of training until the loss has fallen, if more than usual.
@@ -43,6 +45,7 @@ def rules(layout: str, given: spec.Spec) -> str:
         "data": "shard batch -> data",
         "tensor": f"shard {tensor} -> tensor" if tensor else "",
         "sequence": "shard seq -> tensor" if "seq" in axes else "",
+        "zigzag": next((f"shard {name} -> tensor by zigzag" for name in ORDERED if _has_parts(given, name)), ""),
         "pipe": f"stage {', '.join(repeats)} -> pipe" if repeats else "",
         "zero1": "shard state -> data",
         "zero3": "shard param -> data",
@@ -56,8 +59,14 @@ LAYOUTS = {
     "zero": ("data", "zero3"),
     "tensor": ("tensor", "sequence"),
     "pipe": ("pipe",),
+    "zigzag": ("data", "zigzag", "pipe"),
     "all": ("data", "tensor", "sequence", "pipe", "zero1"),
 }
+
+
+def _has_parts(given: spec.Spec, name: str) -> bool:
+    """Whether two ranks can have two parts each of an axis."""
+    return name in given.axes and given.axes[name].size % 4 == 0
 
 
 def outermost(given: spec.Spec) -> Iterator[str]:
