@@ -187,9 +187,12 @@ class Merge(Op):
         return (arranged(build, build.apply(Split(self.into.name, axes), d), x.names),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A permutation that makes the axes adjacent, then `reshape`."""
+        """A permutation that makes the axes adjacent, then `reshape`, of a copy where that has been cut from a larger
+        tensor, lest it keep all of it.
+        """
         (x,) = arguments
-        return f"{permuted(x.text, x.type.names, self._order(x.type))}.reshape{shape_text(results[0].shape)}"
+        text = permuted(x.text, x.type.names, self._order(x.type))
+        return f"{text}.contiguous().reshape{shape_text(results[0].shape)}"
 
 
 @op("expand")
