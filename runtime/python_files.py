@@ -8,14 +8,16 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from traceback import extract_tb
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
+from partita.compiler.optimizers.python import update_functions
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
-from partita.dsl.spec import Model, Operation, PythonFunction
+from partita.dsl.spec import Model, Operation, PythonFunction, Spec
 from partita.dsl.syntax.source import Source
 
 FLAG = "--allow-python"
@@ -26,15 +28,12 @@ class OperationFailed(Refused):
     """A function of the user's failed, or did not return what is declared. Only the rank that it happened on knows."""
 
 
-class Named(Protocol):
-    """An operation, or an optimizer, with functions of Python."""
-
-    @property
-    def name(self) -> str:
-        """What the file calls it."""
-
-
 _modules: dict[tuple[str, str], ModuleType] = {}
+
+
+def require_python(spec: Spec, allowed: bool) -> None:
+    """Refuse (E0620) a file with operations or optimizers of its own, unless Python code is `allowed`."""
+    require_allowed(spec.model, allowed, update_functions(spec.train).values())
 
 
 def require_allowed(model: Model | None, allowed: bool, updates: Iterable[PythonFunction] = ()) -> None:
@@ -44,7 +43,7 @@ def require_allowed(model: Model | None, allowed: bool, updates: Iterable[Python
     if allowed:
         return
     for each in model.operations.values() if model is not None else ():
-        raise _not_allowed(f"op `{each.name}`", each.forward)
+        raise _not_allowed(called(each), each.forward)
     for function in updates:
         raise _not_allowed(f"the update by `{function.name}`", function)
 
@@ -59,21 +58,26 @@ def _not_allowed(what: str, function: PythonFunction) -> Refused:
     )
 
 
-def imported(operation: Named, function: PythonFunction) -> Callable[..., Any]:
-    """A function of an operation or an optimizer. Raises Refused (E0621)."""
+def called(operation: Operation) -> str:
+    """What messages call an operation."""
+    return f"op `{operation.name}`"
+
+
+def imported(owner: str, function: PythonFunction) -> Callable[..., Any]:
+    """A function of what messages call `owner`, an operation or an optimizer. Raises Refused (E0621)."""
     name = function.source.name
     try:
         module = _module(function.source)
     except (Exception, SystemExit) as error:
         notes = raised(error, function.source)
         message = f"`{name}` cannot be imported"
-        raise Refused([problem("E0621", operation, function, message, notes)]) from error
+        raise Refused([problem("E0621", owner, function, message, notes)]) from error
     attribute: object = getattr(module, function.name, None)
     if attribute is None:
-        raise Refused([problem("E0621", operation, function, f"`{name}` has no `{function.name}`", ())])
+        raise Refused([problem("E0621", owner, function, f"`{name}` has no `{function.name}`", ())])
     if not callable(attribute):
         message = f"`{function.name}` of `{name}` is not a function, but `{type(attribute).__name__}`"
-        raise Refused([problem("E0621", operation, function, message, ())])
+        raise Refused([problem("E0621", owner, function, message, ())])
     return attribute
 
 
@@ -102,15 +106,24 @@ def _module(source: Source) -> ModuleType:
 
 def problem(
     code: str,
-    operation: Named,
+    owner: str,
     function: PythonFunction,
     message: str,
     notes: Sequence[str],
     help: str | None = None,
 ) -> Diagnostic:
     """A diagnostic about a function of an operation or an optimizer."""
-    kind = "op" if isinstance(operation, Operation) else "optimizer"
-    return Diagnostic(code, f"{kind} `{operation.name}`: {message}", function.span, tuple(notes), help)
+    return Diagnostic(code, f"{owner}: {message}", function.span, tuple(notes), help)
+
+
+@contextmanager
+def guarded(owner: str, function: PythonFunction, help: str | None = None) -> Iterator[None]:
+    """Turns what the user's code raises into a diagnostic (E0622)."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        message, notes = f"`{function.name}` raised {type(error).__name__}", raised(error, function.source)
+        raise OperationFailed([problem("E0622", owner, function, message, notes, help)]) from error
 
 
 def raised(error: BaseException, source: Source) -> list[str]:

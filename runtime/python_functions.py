@@ -6,18 +6,28 @@ the user's own that led there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeAlias
 
 import torch
-from attrs import define, evolve
+from attrs import define
 from torch import Tensor
 
 from partita.compiler.optimizers.python import update_functions
 from partita.dsl.spec import Model, Operation, PythonFunction, Spec
-from partita.runtime.python_files import OperationFailed, imported, problem, raised, require_allowed
+from partita.runtime.python_files import (
+    OperationFailed,
+    called,
+    guarded,
+    imported,
+    problem,
+    require_allowed,
+    require_python,
+)
 
+# What messages call an optimizer of a file's own.
+UPDATE = "optimizer `python`"
 NAMES = {
     torch.float32: "f32",
     torch.bfloat16: "bf16",
@@ -146,18 +156,10 @@ class CustomFunction:
         return f"called with {inputs}"
 
     def _fail(self, function: PythonFunction, message: str, notes: Sequence[str], help: str | None = None) -> NoReturn:
-        raise OperationFailed([problem("E0622", self.operation, function, message, notes, help)])
+        raise OperationFailed([problem("E0622", called(self.operation), function, message, notes, help)])
 
-    @contextmanager
-    def _guarded(self, function: PythonFunction) -> Iterator[None]:
-        """Turns what the user's code raises into a diagnostic."""
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            message = f"`{function.name}` raised {type(error).__name__}"
-            raise OperationFailed(
-                [problem("E0622", self.operation, function, message, raised(error, function.source))]
-            ) from error
+    def _guarded(self, function: PythonFunction) -> AbstractContextManager[None]:
+        return guarded(called(self.operation), function)
 
 
 def _ordinary() -> AbstractContextManager[object]:
@@ -176,7 +178,6 @@ def _alias(x: Tensor) -> Tensor:
 class CustomUpdate:
     """An optimizer's function, which updates tensors in place, each element by itself."""
 
-    name: str
     function: PythonFunction
     run: Callable[..., Any]
 
@@ -187,12 +188,8 @@ class CustomUpdate:
         written = (parameter, *states)
         with _ordinary(), torch.no_grad():
             aliases = [_alias(each) for each in written]
-            try:
+            with guarded(UPDATE, self.function, f"it is called as `{self.signature(len(states))}`"):
                 self.run(aliases[0], _alias(gradient), *aliases[1:], lr=rate, step=number, weight_decay=decay)
-            except (Exception, SystemExit) as error:
-                message = f"`{self.function.name}` raised {type(error).__name__}"
-                notes, help = raised(error, self.function.source), f"it is called as `{self.signature(len(states))}`"
-                raise OperationFailed([problem("E0622", self, self.function, message, notes, help)]) from error
         for tensor, alias in zip(written, aliases, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(alias)
@@ -216,17 +213,14 @@ def functions_of(model: Model | None, allowed: bool) -> dict[str, CustomFunction
     operations = model.operations.values() if model is not None else ()
     functions: dict[str, CustomFunction] = {}
     for each in operations:
-        forward, *backward = (imported(each, function) for function in each.functions)
+        forward, *backward = (imported(called(each), function) for function in each.functions)
         functions[each.name] = CustomFunction(each, forward, backward[0] if backward else None)
     return functions
 
 
 def all_functions(spec: Spec, allowed: bool) -> Functions:
     """The functions of a file's operations and of its optimizer. Raises Refused, as `functions_of`."""
+    require_python(spec, allowed)
+    operations = functions_of(spec.model, allowed)
     updates = update_functions(spec.train)
-    require_allowed(spec.model, allowed, updates.values())
-    functions: dict[str, CustomFunction | CustomUpdate] = {**functions_of(spec.model, allowed)}
-    for key, function in updates.items():
-        own = CustomUpdate("python", function, lambda *_, **__: None)
-        functions[key] = evolve(own, run=imported(own, function))
-    return functions
+    return {**operations, **{key: CustomUpdate(each, imported(UPDATE, each)) for key, each in updates.items()}}

@@ -25,14 +25,13 @@ from partita.cli.training.places import (
     writing_in,
 )
 from partita.cli.training.room import crowded, refuse_crowd, refuse_large
-from partita.compiler.optimizers.python import update_functions
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import claim_warnings
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.addresses import Address, is_address
 from partita.runtime.bad_steps import BadStep
-from partita.runtime.python_files import require_allowed
+from partita.runtime.python_files import require_python
 from partita.runtime.start import begin
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.diagnosis import Diagnosis
@@ -74,7 +73,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
 
-    require_allowed(spec.model, arguments.allow_python, update_functions(spec.train).values())
+    require_python(spec, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
     report((*state.warnings, *claim_warnings(state)))
     program = state.program

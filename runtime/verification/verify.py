@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
-from partita.compiler.optimizers.python import update_functions
 from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import Outcome as Held
 from partita.compiler.report.claims import failures, outcomes
@@ -31,7 +30,7 @@ from partita.dsl.spec import Spec
 from partita.dsl.syntax.units import BYTES, written
 from partita.runtime.fake_gpu.rank import FakeGpuResult, try_ranks
 from partita.runtime.fake_gpu.watch import Fault
-from partita.runtime.python_files import OperationFailed, require_allowed
+from partita.runtime.python_files import OperationFailed, require_python
 from partita.runtime.python_functions import functions_of
 from partita.runtime.rank import prepare
 from partita.runtime.verification.execution import HELP, Execution, verify_execution
@@ -138,7 +137,7 @@ def verify(spec: Spec, allow_python: bool = False, gpu: bool = False) -> Verific
     Raises Refused if it does not compile, or needs to run Python code (E0620).
     """
     start = perf_counter()
-    require_allowed(spec.model, allow_python, update_functions(spec.train).values())
+    require_python(spec, allow_python)
     state, evaluation = compile_run(spec)
     evaluated = () if evaluation is None else (validate(evaluation, invariants=False, training=state),)
     validations = (validate(state, invariants=False), *evaluated)

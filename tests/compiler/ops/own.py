@@ -58,7 +58,7 @@ def descended(parameter, gradient, mean, *, lr, step, weight_decay):
 
 
 FUNCTIONS = {
-    "descended": CustomUpdate("python", PythonFunction(_PLACE.source, "descended", _PLACE), descended),
+    "descended": CustomUpdate(PythonFunction(_PLACE.source, "descended", _PLACE), descended),
     "weighted": CustomFunction(_operation("weighted", _ROW, True), weighted, weighted_backward),
     "by_autograd": CustomFunction(_operation("by_autograd", _ROW, False), weighted, None),
     "both": CustomFunction(_operation("both", _ROW, False, (_COLUMN, _COUNTS)), both, None),
