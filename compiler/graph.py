@@ -322,10 +322,19 @@ class Graph:
         )
 
     @property
+    def leaves(self) -> list[Value]:
+        """The values that no node makes: inputs and parameters."""
+        return [*(each.value for each in self.inputs), *(each.value for each in self.parameters)]
+
+    @property
+    def values(self) -> list[Value]:
+        """All values: inputs, parameters, and what nodes make."""
+        return [*self.leaves, *(value for node in self.nodes for value in node.outputs)]
+
+    @property
     def names(self) -> list[str]:
-        """The names of all values: of inputs, parameters, and what nodes make."""
-        leaves = [*(each.value for each in self.inputs), *(each.value for each in self.parameters)]
-        return [value.name for value in (*leaves, *(each for node in self.nodes for each in node.outputs))]
+        """The names of all values."""
+        return [value.name for value in self.values]
 
     @property
     def repeats(self) -> dict[str, str]:

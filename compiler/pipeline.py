@@ -457,9 +457,9 @@ def _padded(state: Placed, graph: Graph) -> Graph:
     rows, E0419 if an update would see the padding.
     """
     over = padded_axes(state.spec)
-    values = [*(each.value for each in graph.inputs), *(each.value for each in graph.parameters)]
-    values += (value for node in graph.nodes for value in node.outputs)
-    own = {axis.name: axis for value in values for axis in value.type.axes if axis.name in over}
+    if not over:
+        return graph
+    own = {axis.name: axis for value in graph.values for axis in value.type.axes if axis.name in over}
     sizes = {}
     for name, axis in own.items():
         parts = prod(size for _, size in over[name].mesh_axes)
@@ -542,11 +542,11 @@ def _check_padded_updates(state: Placed, graph: Graph, sizes: Mapping[str, int])
         update = state.updates.get(parameter.name)
         if update is None:
             continue
-        longer = [name for name in parameter.master.names if name in sizes]
         axes = {axis for each in update.state_types(parameter.master) for axis in each.axes}
-        runs, changes = not axes <= set(parameter.master.axes), not update.leaves_zeros
-        if (longer and (runs or changes)) or (update.lazy and state.batch in sizes):
-            what = longer[0] if longer and (runs or changes) else state.batch
+        runs = not axes <= set(parameter.master.axes)
+        longer = [name for name in parameter.master.names if name in sizes and (runs or not update.leaves_zeros)]
+        if longer or (update.lazy and state.batch in sizes):
+            what = longer[0] if longer else state.batch
             message = f"`{what}` cannot be padded: `{update.name}` updates `{parameter.name}`"
             rows = ", if only the rows that a batch looks up"
             message += (" by runs of its elements" if runs else ", and may change zeros") if longer else rows

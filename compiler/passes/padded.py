@@ -46,8 +46,7 @@ def padded(graph: Graph, sizes: Mapping[str, int], batches: tuple[str, int] | No
 
 def padded_sizes(graph: Graph) -> dict[str, int]:
     """The sizes that a padded graph has of the axes that are padded in it."""
-    values = [*_leaves(graph), *(value for node in graph.nodes for value in node.outputs)]
-    axes = (axis for value in values for axis in value.type.axes if axis.name in graph.own_sizes)
+    axes = (axis for value in graph.values for axis in value.type.axes if axis.name in graph.own_sizes)
     sizes: dict[str, int] = {}
     for axis in axes:
         sizes[axis.name] = max(sizes.get(axis.name, 0), axis.size)
@@ -58,8 +57,7 @@ class _Pass:
     def __init__(self, graph: Graph, sizes: Mapping[str, int], batches: tuple[str, int] | None) -> None:
         self.graph = graph
         self.sizes = sizes
-        values = [*_leaves(graph), *(value for node in graph.nodes for value in node.outputs)]
-        self.own = {axis.name: axis.size for value in values for axis in value.type.axes if axis.name in sizes}
+        self.own = {axis.name: axis.size for value in graph.values for axis in value.type.axes if axis.name in sizes}
         # The rows of each of several batches, and those with padding.
         self.batches: dict[str, tuple[int, int]] = {}
         if batches is not None:
@@ -74,7 +72,7 @@ class _Pass:
 
     def run(self) -> Graph:
         """Walk the nodes once."""
-        for value in _leaves(self.graph):
+        for value in self.graph.leaves:
             self._leaf(value)
         for node in self.graph.nodes:
             self._node(node)
@@ -82,7 +80,7 @@ class _Pass:
         parameters = tuple(
             evolve(each, value=self.made[each.value], master=self._type(each.master)) for each in graph.parameters
         )
-        made = {value: node for node in graph.nodes for value in node.outputs}
+        made = graph.producers()
         gradients = [evolve(each, value=self._zeroed(each.value, made, each.stage)) for each in graph.gradients]
         updates = [evolve(each, value=self._zeroed(each.value, made)) for each in graph.updates]
         asked = [(name, self._without(value, made)) for name, value in graph.asked]
@@ -117,8 +115,9 @@ class _Pass:
 
     def _node(self, node: Node) -> None:
         axes = self._axes([value.type for value in (*node.inputs, *node.outputs)])
-        whole = [axis for axis in axes if self._rule(node, axis) is None]
-        if axes and whole:
+        rules = {axis: self._rule(node, axis) for axis in axes}
+        whole = [axis for axis, rule in rules.items() if rule is None]
+        if whole:
             build = self.build.fresh().at(node)
             build.phase = node.phase
             results = node.op.split(build, node, whole[0])
@@ -130,8 +129,7 @@ class _Pass:
         self._at(node)
         op, inputs = node.op, [self.made[value] for value in node.inputs]
         states: dict[str, list[Padding]] = {}
-        for axis in axes:
-            rule = None if axis in whole else self._rule(node, axis)
+        for axis, rule in rules.items():
             if rule is None:
                 inputs = [self._cut(value, axis) for value in inputs]
                 continue
@@ -307,11 +305,6 @@ class _Pass:
         for axis in self._axes([found.type]):
             found = self._cut(found, axis)
         return found
-
-
-def _leaves(graph: Graph) -> list[Value]:
-    """The values that no node makes."""
-    return [*(each.value for each in graph.inputs), *(each.value for each in graph.parameters)]
 
 
 def _rules(node: Node) -> tuple[ShardingRule, ...]:
