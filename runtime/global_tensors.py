@@ -10,14 +10,14 @@ import torch
 from partita.compiler.layout import Layout, is_split, local_type
 from partita.compiler.mesh import Mesh
 from partita.dsl.types import Type
-from partita.runtime.regions import Piece, pieces_of, shape_of
+from partita.runtime.regions import Piece, pieces_of, shape_of, whole_region
 from partita.runtime.transports.lines import same_bits
 
 
 def piece_view(part: torch.Tensor, layout: Layout, piece: Piece) -> torch.Tensor:
     """A view of a rank's part of a tensor: a piece of it, in the shape of its region."""
     if layout.padded:
-        return part[tuple(slice(0, size) for size in shape_of(piece.region))]
+        return part[whole_region(shape_of(piece.region))]
     if layout.flat is None:
         return part
     return part.view(-1)[piece.start : piece.stop].view(shape_of(piece.region))

@@ -36,6 +36,11 @@ def shape_of(region: Region) -> tuple[int, ...]:
     return tuple(each.stop - each.start for each in region)
 
 
+def whole_region(shape: Sequence[int]) -> Region:
+    """All of a tensor of this shape; of a larger one, what it begins with."""
+    return tuple(slice(0, size) for size in shape)
+
+
 def in_slabs(region: Region, elements: int = SLAB) -> Iterator[tuple[Region, Region]]:
     """Yields parts of a region, in order, of at most so many elements: the part within the region, and that of the
     tensor.
@@ -117,5 +122,5 @@ def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Region]:
         first += 1
     whole = stop // row
     if first < whole:
-        yield (slice(first, whole), *(slice(0, size) for size in shape[1:]))
+        yield (slice(first, whole), *whole_region(shape[1:]))
     yield from _boxes(shape, whole * row, stop)

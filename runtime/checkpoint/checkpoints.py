@@ -37,7 +37,7 @@ from partita.runtime.checkpoint.store import Saves, commit_name
 from partita.runtime.data_files import DataFile
 from partita.runtime.global_tensors import piece_view
 from partita.runtime.naming import ranks_text
-from partita.runtime.regions import Region, pieces_of
+from partita.runtime.regions import Region, pieces_of, whole_region
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:
@@ -456,7 +456,7 @@ def shard_of(manifest: Manifest, rank: Rank, files: Mapping[str, Path] = Mapping
 def _unpadded(padded: Collection[object], part: torch.Tensor, entry: Entry) -> torch.Tensor:
     """What is saved of a rank's part of a tensor."""
     if padded:
-        return part[tuple(slice(0, size) for size in entry.shape)]
+        return part[whole_region(entry.shape)]
     return part.view(-1)[: entry.elements].view(entry.shape)
 
 

@@ -21,7 +21,7 @@ from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Tensor
-from partita.runtime.regions import Region, pieces_between, pieces_of, region_of, shape_of
+from partita.runtime.regions import Region, pieces_between, pieces_of, region_of, shape_of, whole_region
 
 
 def state_name(state: str, parameter: str) -> str:
@@ -188,7 +188,7 @@ def _in_flat_parts(
     first = last = 0
     for length, each in zip(shape, inner, strict=True):
         first, last = first * length + each.start, last * length + each.stop - 1
-    whole = tuple(slice(0, length) for length in shape)
+    whole = whole_region(shape)
     for part in range(first // size, last // size + 1):
         own, index = dict(coordinates), part
         for name in reversed(over):

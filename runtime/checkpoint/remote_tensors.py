@@ -16,7 +16,7 @@ from attrs import frozen
 from partita.runtime.addresses import Address, pieces, size_of
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import unreadable
-from partita.runtime.regions import Region
+from partita.runtime.regions import Region, whole_region
 
 # The format's names of dtypes.
 DTYPES = {
@@ -66,7 +66,7 @@ class RemoteSlice:
         """All of it. Raises Corrupt, Refused."""
         if not self.shape:
             return RemoteSlice(self.address, self.dtype, (1,), self.start)[slice(0, 1),].view(())
-        return self[tuple(slice(0, size) for size in self.shape)]
+        return self[whole_region(self.shape)]
 
 
 @frozen
