@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from math import prod
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
@@ -23,7 +22,7 @@ from partita.compiler.ops.optimizer import EMA
 from partita.compiler.ops.runs import zigzag_runs
 from partita.compiler.passes.microbatch import STATISTIC
 from partita.compiler.program import AccumulatorRecord
-from partita.dsl.check.divisibility import zigzag_axes
+from partita.dsl.check.divisibility import ranks_in_zigzag
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
 from partita.runtime.bad_steps import NORM, BadStep, History, NotFinite
@@ -541,11 +540,10 @@ class VirtualRun:
             type = global_type(record.type, record.layout, mesh.sizes)
             whole = torch.stack([assemble(name, type, record.layout, mesh, each) for each in terms.values()])
             total = whole.amax(0) if record.maximum else whole.sum(0)
-            for axis, (over, _) in zigzag_axes(self.plan.spec).items():
+            for axis, ranks in ranks_in_zigzag(self.plan.spec).items():
                 if type.has(axis):
                     size = type.axis(axis).size
-                    runs = zigzag_runs(0, size, size, prod(ranks for _, ranks in over))
-                    total = put_runs(total, type.position(axis), runs, size)
+                    total = put_runs(total, type.position(axis), zigzag_runs(0, size, size, ranks), size)
             totals[name.removeprefix(STATISTIC)] = total
         return totals
 

@@ -178,8 +178,6 @@ class _Pass:
 
     def _back(self, value: Value) -> Value:
         """A value in its own order."""
-        restored = value
         for axis, order in self.orders.items():
-            if value.type.has(axis):
-                restored = self.build.derive(Zigzag(axis, order.ranks, back=True), value, restored, ending="in_order")
-        return restored
+            value = self._in_own_order(self.build, value, axis, order.ranks)
+        return value

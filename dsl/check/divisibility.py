@@ -143,6 +143,11 @@ def zigzag_axes(file: spec.Spec) -> dict[str, tuple[tuple[tuple[str, int], ...],
     }
 
 
+def ranks_in_zigzag(file: spec.Spec) -> dict[str, int]:
+    """For how many ranks each axis is in zigzag order, of those that are."""
+    return {axis: prod(size for _, size in over) for axis, (over, _) in zigzag_axes(file).items()}
+
+
 def _vocabularies(file: spec.Spec) -> set[str]:
     """The axes that embeddings look up in, and losses choose from."""
     if file.model is None:

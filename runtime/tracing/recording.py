@@ -8,7 +8,6 @@ order of that program.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
 
 import torch
 from attrs import define, field, frozen
@@ -21,11 +20,11 @@ from partita.compiler.ops.runs import zigzag_runs
 from partita.compiler.passes.padded import padded_sizes
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
-from partita.dsl.check.divisibility import zigzag_axes
+from partita.dsl.check.divisibility import ranks_in_zigzag
 from partita.dsl.types import Type
 from partita.runtime.context import Context
 from partita.runtime.kernels.positions import take_runs
-from partita.runtime.regions import region_of
+from partita.runtime.regions import region_of, whole_region
 
 # Shards of a value, by microbatch and slice, and by rank.
 Parts = dict[tuple[int, int], dict[int, torch.Tensor]]
@@ -87,7 +86,7 @@ def first_difference(
 ) -> Culprit | None:
     """The first value that differs, in the order of the single-device program; in whichever order an axis is."""
     values = _values(state)
-    orders = {axis: prod(size for _, size in over) for axis, (over, _) in zigzag_axes(state.spec).items()}
+    orders = ranks_in_zigzag(state.spec)
     sizes = padded_sizes(state.joint)
     for _, reference in _nodes(single):
         if reference.name not in actual or reference.name not in expected or reference.name not in values:
@@ -96,7 +95,7 @@ def first_difference(
         whole = next(iter(expected[reference.name].values()))[0]
         for where, possible in _wholes(value, actual[reference.name], state.mesh, reference.type, state.batch, sizes):
             wholes = list(_orders(whole, reference.type, orders))
-            real = tuple(slice(0, size) for size in reference.type.shape)
+            real = whole_region(reference.type.shape)
             if all(differs(candidate[real], each) for candidate in possible for each in wholes):
                 return Culprit(node, value, where)
     return None
