@@ -419,8 +419,7 @@ class _UpdateReader(GraphReader):
 
     def read(self, text: str) -> None:
         """Reads a master that updates of buffers read."""
-        name, _, value = text.removesuffix(" after").partition(" ")
-        self.masters.append(Master(name, self.value(value), text.endswith(" after")))
+        self.masters.append(self.master(text))
 
     def buffer(self, text: str) -> None:
         """Reads the update of a buffer, before its statistics."""

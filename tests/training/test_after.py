@@ -69,8 +69,7 @@ def test_parameters_are_changed_after_all_are_updated(layout: str):
     run = VirtualRun(plan)
     p = {name: value.clone() for name, value in run.parameters().items()}
     trained = {name: value.requires_grad_() for name, value in p.items() if "peak" not in name and "before" not in name}
-    decay = [value for name, value in trained.items()]
-    optimizer = torch.optim.AdamW(decay, lr=0.05, weight_decay=0)
+    optimizer = torch.optim.AdamW(trained.values(), lr=0.05, weight_decay=0)
     drawn = batches(plan.program, plan.train.seed)
     for number in (1, 2, 3):
         batch = drawn[number % len(drawn)]
