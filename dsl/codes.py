@@ -58,7 +58,7 @@ CODES: dict[str, Code] = {
     "E0204": Code("axes do not match", "One operand's axes must include the other's; arguments of blocks must have the declared axes.", "`x + expand(bias, seq)`; `attention(y, seq -> target)`."),
     "E0205": Code("wrong dtype", "Operands must have the same dtype; integers and floats mix only through `cast`. Integers cannot be divided.", "`cast(ids, f32) / 2`"),
     "E0206": Code("unknown function", "No block of the file and no built-in function has this name.", "Check the spelling, or declare a `block`."),
-    "E0207": Code("unknown dtype", "The dtypes are f32, bf16, f64, i64, i32 and bool.", "`tokens: i64[batch, seq]`"),
+    "E0207": Code("unknown dtype", "The dtypes are f32, bf16, f64, i64, i32, i8, u8 and bool.", "`tokens: i64[batch, seq]`"),
     "E0208": Code("used before it is bound", "Statements are read in order, and names first bound inside a `repeat` are local to it.", "Move the `let` up."),
     "E0209": Code("unknown or extra argument", "The function has no argument of this name, or takes fewer positional arguments.", "`softmax(s, over = keys)`, not `softmax(s, axis = keys)`."),
     "E0210": Code("missing argument", "A required argument is missing.", "`dot(a, b, over = embed)`"),

@@ -9,10 +9,16 @@ from math import prod
 from attrs import frozen
 
 FLOATS = ("f32", "bf16", "f64")
-INTEGERS = ("i64", "i32")
+INTEGERS = ("i64", "i32", "i8", "u8")
+INDICES = ("i64", "i32")  # what ids are, and what sums of integers are kept in
 DTYPES = (*FLOATS, *INTEGERS, "bool")
-# `u8` is that of quantized optimizer states; files cannot name it.
-BYTES = {"f32": 4, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "bool": 1, "u8": 1}
+BYTES = {"f32": 4, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
+
+
+def integers(dtype: str) -> range:
+    """The integers that a dtype holds, one of `INTEGERS`."""
+    bits = 8 * BYTES[dtype]
+    return range(1 << bits) if dtype.startswith("u") else range(-(1 << bits - 1), 1 << bits - 1)
 
 
 @frozen

@@ -12,11 +12,11 @@ from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
-from partita.runtime.dtypes import NUMPY
+from partita.runtime.dtypes import NUMPY, outside
 from partita.runtime.regions import Region
 
 # What the names of dtypes of floats begin with.
-FLOATS = ("F", "BF")
+FLOATS, INTEGERS = ("F", "BF"), ("I", "U")
 
 
 def read_initial(call: Call, type: Type, parameter: str, region: Region | None) -> np.ndarray:
@@ -36,7 +36,7 @@ def read_initial(call: Call, type: Type, parameter: str, region: Region | None) 
                 raise refuse("E0603", f"{path} has no tensor `{name}`", call.span, help=help)
             part = file.get_slice(name)
             shape, dtype = tuple(part.get_shape()), part.get_dtype()
-            if shape != type.shape or not dtype.startswith(FLOATS if type.is_float else "I"):
+            if shape != type.shape or not dtype.startswith(FLOATS if type.is_float else INTEGERS):
                 kind = "floats" if type.is_float else "integers"
                 notes = [f"{parameter}: {type}", f"`{name}` of {path.name}: {list(shape)}, {dtype}"]
                 message = f"`{name}` is not {kind} of the shape of `{parameter}`"
@@ -45,4 +45,8 @@ def read_initial(call: Call, type: Type, parameter: str, region: Region | None) 
     except SafetensorError as error:
         message = f"{path} is no file of tensors: {error}"
         raise refuse("E0603", message, call.span, help="safetensors writes them") from error
-    return value.to(torch.float64 if type.is_float else torch.int64).numpy().astype(NUMPY[type.dtype])
+    array = value.to(torch.float64 if type.is_float else torch.int64).numpy()
+    wrong = None if type.is_float else outside(array, type.dtype)
+    if wrong:
+        raise refuse("E0607", f"`{name}` of {path.name} {wrong}", call.span, help=f"declare `{parameter}` as i64")
+    return array.astype(NUMPY[type.dtype])

@@ -34,6 +34,8 @@ NAMES = {
     torch.float64: "f64",
     torch.int64: "i64",
     torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
     torch.bool: "bool",
 }
 

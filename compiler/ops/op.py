@@ -738,6 +738,8 @@ TORCH_DTYPES = {
     "f64": "torch.float64",
     "i64": "torch.int64",
     "i32": "torch.int32",
+    "i8": "torch.int8",
+    "u8": "torch.uint8",
     "bool": "torch.bool",
 }
 

@@ -29,7 +29,7 @@ from partita.compiler.ops.op import (
     make,
     op,
 )
-from partita.dsl.types import FLOATS, INTEGERS, Type
+from partita.dsl.types import FLOATS, INDICES, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -123,10 +123,12 @@ class Cast(Op):
         return (types[0].with_dtype(self.dtype),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any axis; partial sums if values are preserved up to rounding: not floats to integers, nor bool."""
-        source = operands[0]
-        keeps = self.dtype in FLOATS or (self.dtype in INTEGERS and not source.is_float)
-        linear = (ShardingRule((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
+        """Any axis; partial sums if values are preserved up to rounding: not floats to integers, nor integers of eight
+        bits, which wrap around, nor bool.
+        """
+        source = operands[0].dtype
+        keeps = source in (*FLOATS, *INDICES) if self.dtype in FLOATS else source in INDICES and self.dtype in INDICES
+        linear = (ShardingRule((SUM,), (SUM,)),) if keeps else ()
         return (*aligned_rules(operands, results), *linear)
 
     def elementwise_over(self, rows: Collection[str]) -> bool:

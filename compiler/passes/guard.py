@@ -15,7 +15,7 @@ from partita.compiler.graph import Builder, Graph, Guard, Node, Value
 from partita.compiler.ops.intervals import ANY, Interval, union
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import total
-from partita.dsl.types import BYTES, Axis, Type
+from partita.dsl.types import Axis, Type, integers
 
 
 def guarded(graph: Graph) -> Graph:
@@ -97,5 +97,5 @@ def _range(type: Type) -> Interval:
         return ANY
     if type.dtype == "bool":
         return 0, 1
-    limit = 2 ** (8 * BYTES[type.dtype] - 1)
-    return -limit, limit - 1
+    held = integers(type.dtype)
+    return held[0], held[-1]

@@ -22,7 +22,7 @@ from partita.compiler.ops.op import ShardingRule
 from partita.compiler.ops.pointwise import Pointwise, constant, pointwise
 from partita.compiler.ops.position import Iota, Positioned
 from partita.compiler.ops.shape import Pad, Slice
-from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type, integers
 
 INFINITY = float("inf")
 # Those of a microbatch, in order: what one makes, later ones can read.
@@ -314,7 +314,7 @@ def _rules(node: Node) -> tuple[ShardingRule, ...]:
 
 def _lowest(dtype: str) -> float:
     """What no element is less than."""
-    return -INFINITY if dtype in FLOATS else -(1 << 31) if dtype == "i32" else -(1 << 63)
+    return -INFINITY if dtype in FLOATS else integers(dtype)[0]
 
 
 def _number(value: float, dtype: str) -> float:

@@ -14,7 +14,7 @@ from attrs import frozen
 from partita.dsl.advice.report import listed
 from partita.dsl.functions.reshaping import unique
 from partita.dsl.functions.signatures import AXES, NUMBER, NUMBERS, Slot, Typed, Use, function, names
-from partita.dsl.types import INTEGERS, Axis, Type
+from partita.dsl.types import INTEGERS, Axis, Type, integers
 
 # How the window slides: how far at a time, how much lies outside at either end, how far apart its elements are.
 SLIDING = (Slot("stride", NUMBERS, 1), Slot("padding", NUMBERS, 0), Slot("dilation", NUMBERS, 1))
@@ -165,7 +165,7 @@ def _patches_of(use: Use) -> Typed:
 def _fill(use: Use, dtype: str) -> float:
     """What lies outside of the image."""
     fill = use["fill"]
-    if dtype in INTEGERS and (fill != int(fill) or abs(fill) >= 1 << (31 if dtype == "i32" else 63)):
+    if dtype in INTEGERS and (fill != int(fill) or int(fill) not in integers(dtype)):
         raise use.refuse("E0214", f"`fill` must be an integer: `{use['image'].text}` is {dtype}", "fill")
     if dtype == "bool" and fill:
         raise use.refuse("E0205", f"`{use['image'].text}` is bool: outside of it is false", "fill")

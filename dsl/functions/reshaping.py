@@ -195,7 +195,7 @@ def _grouped(use: Use) -> tuple[tuple[Axis, ...], Axis]:
     if not arrow.left or len(arrow.right) != 1:
         message = f"`{use.function}` takes the axes that have ids, and the one axis that the ids index"
         raise use.refuse("E0223", message, "->", f"`{EXAMPLES[use.function]}`")
-    use.integers("ids")
+    use.ids("ids")
     use.has("x", arrow.left, "->")
     use.has("ids", arrow.left, "->")
     use.within("ids", use["x"].type.names, f"the axes of `{use['x'].text}`")
@@ -211,6 +211,7 @@ def _by(use: Use) -> Typed:
     left, group = _grouped(use)
     if use.function != "sum_by" or use["x"].type.dtype == "bool":
         use.floating("x")
+    use.summed("x")
     return _replaced(use, use["x"].type, names(left), (group,)), {"along": names(left), "into": group.name}
 
 

@@ -64,7 +64,7 @@ def _chosen(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
 
 @function("routed_dot", slots=["x", "w", "ids", OVER, Slot("along", AXIS)])
 def _routed_dot(use: Use) -> Typed:
-    use.integers("ids")
+    use.ids("ids")
     dtype = use.floating("x", "w")
     x, w, ids = (use[slot].type for slot in ("x", "w", "ids"))
     over, along = use["over"], use["along"]
@@ -123,7 +123,7 @@ def _order(use: Use, others: Type) -> tuple[str, ...]:
 
 @function("dispatch", slots=["x", "ids", OVER_ONE, Slot("into", AXES)])
 def _dispatch(use: Use) -> Typed:
-    use.integers("ids")
+    use.ids("ids")
     dtype = use.floating("x")
     experts, slots = _experts(use, "into")
     x, over = use["x"].type, use["over"]
@@ -139,7 +139,7 @@ def _dispatch(use: Use) -> Typed:
 
 @function("combine", slots=["y", "ids", "weight", OVER_ONE, Slot("from", AXES)])
 def _combine(use: Use) -> Typed:
-    use.integers("ids")
+    use.ids("ids")
     dtype = use.floating("y", "weight")
     experts, slots = _experts(use, "from")
     y, over = use["y"].type, use["over"]
@@ -159,7 +159,7 @@ def _combine(use: Use) -> Typed:
 
 @function("dropped", slots=["ids", OVER_ONE, Slot("into", AXES), Slot("choices", AXIS, None)])
 def _dropped(use: Use) -> Decomposition:
-    use.integers("ids")
+    use.ids("ids")
     ids, over = use["ids"].type, use["over"]
     experts, slots = _experts(use, "into")
     use.has("ids", [over])
@@ -186,7 +186,7 @@ def _dropped(use: Use) -> Decomposition:
 
 @function("load", slots=["ids", OVER, Slot("into", AXIS)])
 def _load(use: Use) -> Typed:
-    use.integers("ids")
+    use.ids("ids")
     ids, into = use["ids"].type, use["into"]
     use.has("ids", use["over"])
     if ids.has(into.name):

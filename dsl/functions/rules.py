@@ -33,7 +33,7 @@ from partita.dsl.functions.signatures import (
     names,
 )
 from partita.dsl.spec import Call, Literal
-from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+from partita.dsl.types import BYTES, FLOATS, INTEGERS, Axis, Type
 
 OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
 OPTIONAL_OVER = Slot("over", AXES, None)
@@ -87,7 +87,8 @@ def common_dtype(use: Use, *slots: str) -> str:
     for slot, tensor in tensors[1:]:
         if tensor.type.dtype != dtype:
             message = f"`{use.called}` of {dtype} and {tensor.type.dtype}"
-            target = dtype if dtype in FLOATS else tensor.type.dtype if tensor.type.is_float else dtype
+            floats = [each for each in (dtype, tensor.type.dtype) if each in FLOATS]
+            target = floats[0] if floats else max(dtype, tensor.type.dtype, key=lambda each: BYTES[each])
             wrong = tensor if tensor.type.dtype != target else tensors[0][1]
             raise use.refuse("E0205", message, slot, f"`cast({wrong.text}, {target})`")
     for slot in slots:
@@ -337,7 +338,7 @@ def _attend(use: Use) -> Typed:
             allowed = [name for name in (*q.names, over.name) if name != along.name]
             use.within(slot, allowed, "the axes of the scores")
     if use["segments"] is not None:
-        use.integers("segments")
+        use.ids("segments")
         use.has("segments", [over], "segments")
     if use["sink"] is not None:
         use.within("sink", q.without([over.name, along.name]).names, "the batch axes of the query")
@@ -371,7 +372,7 @@ def _limits(use: Use) -> dict[str, Any]:
 
 @function("embedding", slots=["ids", "table", OVER_ONE, Slot("padding", NUMBER, None)])
 def _embedding(use: Use) -> Typed | Decomposition:
-    use.integers("ids")
+    use.ids("ids")
     dtype = use.floating("table")
     ids, table, over = use["ids"].type, use["table"].type, use["over"]
     use.has("table", [over])
@@ -402,7 +403,7 @@ def _gather(use: Use) -> Typed | Decomposition:
     use.has("x", [along], "along")
     if isinstance(use["ids"], Constant):
         return _at(use, along)
-    use.integers("ids")
+    use.ids("ids")
     ids = use["ids"].type
     _not_indexed(use, along)
     rest = [axis for axis in x.axes if axis.name != along.name and not ids.has(axis.name)]
@@ -438,7 +439,7 @@ def _at(use: Use, along: Axis) -> Decomposition:
 
 @function("one_hot", slots=["ids", Slot("axis", AXIS)])
 def _one_hot(use: Use) -> Typed:
-    use.integers("ids")
+    use.ids("ids")
     _not_indexed(use, use["axis"])
     return Type("f32", (*use["ids"].type.axes, use["axis"])), {"axis": use["axis"].name}
 
@@ -493,7 +494,7 @@ def _rope(use: Use) -> Typed:
     if sections is not None:
         options["sections"] = _sections(use, sections if isinstance(sections, tuple) else (sections,), turned // 2)
     if use["positions"] is not None:
-        use.integers("positions")
+        use.ids("positions")
         x, ids = use["x"].type, use["positions"].type
         own = [axis for axis in ids.axes if axis.name != pairs.name and not x.has(axis.name)]
         alone = own[0] if sections is not None and len(own) == 1 else None
@@ -555,6 +556,8 @@ def _reduction(use: Use) -> Typed:
     _numeric(use, x.dtype, "x")
     if use.function == "mean":
         use.floating("x")
+    if use.function == "sum":
+        use.summed("x")
     over = x.axes if use["over"] is None else use["over"]
     use.has("x", over)
     return x.without(names(over)), {"over": names(over)}
@@ -565,6 +568,8 @@ def _along_one(use: Use) -> Typed:
     x, over = use["x"].type, use["over"]
     _numeric(use, x.dtype, "x")
     use.has("x", [over])
+    if use.function == "cumsum":
+        use.summed("x")
     type = x.without([over.name]).with_dtype("i64") if use.function == "arg_max" else x
     return type, {"over": over.name}
 
@@ -632,7 +637,7 @@ def _token_nll(use: Use) -> Typed:
 def _targets(use: Use) -> dict[str, Any]:
     """The options of float logits, and of integer targets that have the axes of the logits except `over`."""
     use.floating("logits")
-    use.integers("targets")
+    use.ids("targets")
     use.has("logits", [use["over"]])
     rest = use["logits"].type.without([use["over"].name])
     if set(rest.names) != set(use["targets"].type.names):

@@ -19,7 +19,7 @@ from partita.dsl.config.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.syntax.source import Span
 from partita.dsl.syntax.units import Quantity
-from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+from partita.dsl.types import FLOATS, INDICES, INTEGERS, Axis, Type, integers
 
 # Kinds of slots. TENSORS takes all positional arguments, OPERAND a tensor or a number, NUMBERS a number or a list of
 # numbers and lists.
@@ -75,7 +75,7 @@ class Constant:
         if dtype == "bool":
             raise refuse("E0205", f"`{self.text}` is a number, not a boolean", self.span)
         if number == int(number):
-            if dtype in INTEGERS and abs(number) >= 2 ** (31 if dtype == "i32" else 63):
+            if dtype in INTEGERS and int(number) not in integers(dtype):
                 raise refuse("E0214", f"`{self.text}` is out of range for {dtype}", self.span)
             return spec.Literal(int(number), value.formula)
         if dtype in INTEGERS:
@@ -197,12 +197,26 @@ class Use:
             dtype = value.type.dtype
         return dtype
 
-    def integers(self, slot: str) -> None:
-        """Require an integer tensor (E0205)."""
+    def ids(self, slot: str) -> None:
+        """Require integers that can be ids (E0205)."""
         value = self.arguments[slot]
-        if value.type.dtype not in INTEGERS:
-            message = f"`{self.function}` needs integers, and `{value.text}` is {value.type.dtype}"
-            raise self.refuse("E0205", message, slot)
+        dtype = value.type.dtype
+        if dtype not in INDICES:
+            small = dtype in INTEGERS
+            message = (
+                f"`{self.function}` needs {'ids, i64 or i32' if small else 'integers'}, and `{value.text}` is {dtype}"
+            )
+            raise self.refuse("E0205", message, slot, f"`cast({value.text}, i32)`" if small else None)
+
+    def summed(self, slot: str) -> None:
+        """Require numbers whose sum their dtype holds: not integers of eight bits (E0205)."""
+        value = self.arguments[slot]
+        dtype = value.type.dtype
+        if dtype in INTEGERS and dtype not in INDICES:
+            message = (
+                f"`{self.function}` of {dtype} would leave its range, {integers(dtype)[0]} to {integers(dtype)[-1]}"
+            )
+            raise self.refuse("E0205", message, slot, f"`cast({value.text}, i32)`")
 
     def has(self, slot: str, axes: Iterable[Axis], place: str = "over") -> None:
         """Require that the tensor in a slot has these axes (E0203); `place` is the slot that named them."""

@@ -199,18 +199,18 @@ class Unexpected:
             return [slot.name for slot in FUNCTIONS[called].slots]
         return next((table[called].names for table in SETTINGS if called in table), ())
 
-    def fits(self, *kinds: str, skipped: int = 0, dropped: int = 0) -> bool:
-        """Whether the parser goes on if these terminals stand before, or instead of so many, of the tokens to come; and
-        again where it stops for the same reason.
+    def fits(self, *kinds: str, skipped: int = 0, dropped: int = 0) -> int:
+        """How often these terminals must stand before, or instead of so many, of the tokens to come for the parser to go
+        on: once, and again where it stops for the same reason; 0 if it does not.
         """
         following = self.tokens[self.index + skipped : self.index + skipped + AHEAD]
         symbols = [*kinds, *(each.kind for each in following)]
-        for _ in range(TIMES):
+        for times in range(1, TIMES + 1):
             accepted = self.parser.accepts(symbols, dropped)
             if accepted <= len(kinds) or accepted == len(symbols) or (skipped and symbols[accepted] != self.token.kind):
-                return accepted == len(symbols)
+                return times if accepted == len(symbols) else 0
             symbols[accepted : accepted + skipped] = kinds
-        return False
+        return 0
 
     def expected(self) -> str:
         """What the grammar would take, in words; sets such as operators are summarized."""
@@ -431,15 +431,17 @@ class Unexpected:
             return None
         shown = shortened(token.text)
         argument = before.text in self.parameters()
-        for sign in sorted(SIGNS, key=lambda sign: sign != "=") if argument else SIGNS:
-            kind = self.table.words[sign]
-            if kind not in self.wanted:
-                continue
-            if self.fits(kind):
-                if sign in CLOSING and self.inner is not None and OPENING[self.inner.text] == sign:
-                    return self.never_closed(self.inner)
-                gap = Span(self.source, before.end, before.end)
-                return self.error(f"`{sign}` expected before `{shown}`", f"insert `{sign}`", gap)
+        signs = {
+            sign: self.fits(kind)
+            for sign in (sorted(SIGNS, key=lambda sign: sign != "=") if argument else SIGNS)
+            if (kind := self.table.words[sign]) in self.wanted
+        }
+        sign = min(filter(signs.get, signs), key=signs.__getitem__, default=None)
+        if sign is not None:
+            if sign in CLOSING and self.inner is not None and OPENING[self.inner.text] == sign:
+                return self.never_closed(self.inner)
+            gap = Span(self.source, before.end, before.end)
+            return self.error(f"`{sign}` expected before `{shown}`", f"insert `{sign}`", gap)
         for sign in (*SIGNS[1:], SIGNS[0]) if token.kind not in ("NAME", "NUMBER", "STRING") else ():
             kind = self.table.words[sign]
             if kind in self.wanted and not token.text.isalpha() and self.fits(kind, skipped=1):

@@ -19,7 +19,7 @@ from partita.compiler.program import Program
 from partita.dsl.advice.report import nearest
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.names.correspondence import Groups, Part, Theirs, Weights
-from partita.dsl.types import BYTES, Type
+from partita.dsl.types import BYTES, FLOATS, INDICES, Type
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
 from partita.runtime.checkpoint.files import Corrupt
@@ -239,7 +239,8 @@ def _found(
         settled = propose.weights is not None or "/" in tensor.parts[0].name
         each = ImportedTensor(tensor, key, files.dtype(key), () if settled else _of_equal_size(tensor.parts[0].type))
         imported.append(each)
-        codes = FLOAT_CODES if tensor.parts[0].type.is_float else INTEGER_CODES
+        dtype = tensor.parts[0].type.dtype
+        codes = FLOAT_CODES if dtype in FLOATS else INTEGER_CODES if dtype in INDICES else (dtype.upper(),)
         if files.shape(key) != tensor.shape or each.dtype not in codes:
             wrong.append(each)
     if missing:

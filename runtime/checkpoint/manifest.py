@@ -33,7 +33,7 @@ TENSOR = rf"({WORD}/)?{PATH}"
 DIGEST = r"[0-9a-f]{64}"
 SUFFIX = r"(-[0-9a-f]{1,16})?"
 ANY = r".*"
-DTYPE = "|".join((*FLOATS, *INTEGERS, "u8"))  # the last one is that of quantized optimizer states
+DTYPE = "|".join((*FLOATS, *INTEGERS))
 MAX_WINDOW = 10_000  # steps in a history
 MAX_PATH = 4096
 

@@ -33,7 +33,7 @@ from partita.runtime.regions import Region
 # The format's names of dtypes, and their sizes. Files for other programs may have f16 as well.
 CODES = {
     **{"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16"},
-    **{"i64": "I64", "i32": "I32", "bool": "BOOL", "u8": "U8"},
+    **{"i64": "I64", "i32": "I32", "i8": "I8", "u8": "U8", "bool": "BOOL"},
 }
 WIDTHS = {**BYTES, "f16": 2}
 ALIGNMENT = 8  # of the first tensor in the file

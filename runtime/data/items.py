@@ -25,10 +25,10 @@ from partita.runtime.data.files import single
 from partita.runtime.data.formats import NPY, NPZ, refuse_format
 from partita.runtime.data.registry import Use
 from partita.runtime.data.windows import check_limit, fitting_holdout, other_holdout, share_held_out
-from partita.runtime.dtypes import NUMPY
+from partita.runtime.dtypes import NUMPY, outside
 
 # Kinds of numpy dtypes accepted for each dtype of the language: f float, i u integers, b boolean.
-KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "bool": "b"}
+KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "i8": "iu", "u8": "iu", "bool": "b"}
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 HEAD = 1 << 15  # bytes within which an array's header ends; numpy itself reads none longer than 10,000
@@ -143,8 +143,13 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
             else "items go along the batch axis: `x: [batch, …]`",
         )
     for model_input in inputs:
-        if loaded[model_input.name].dtype.kind in "iu":
-            check_limit(loaded[model_input.name], model_input, f"`{model_input.name}` in `{name}`", call.span)
+        array = loaded[model_input.name]
+        if array.dtype.kind in "iu":
+            check_limit(array, model_input, f"`{model_input.name}` in `{name}`", call.span)
+            wrong = outside(array, model_input.type.dtype)
+            if wrong:
+                help = f"declare `{model_input.name}` in another dtype, such as i64"
+                raise refuse("E0605", f"`{model_input.name}` in `{name}` {wrong}", call.span, help=help)
     items = next(iter(counts.values()))
     if items == 0:
         raise refuse("E0604", f"`{name}` has no items", call.span, help="write arrays that have some")

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call
+from partita.dsl.types import INDICES, integers
 from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.data.registry import Use
 from partita.runtime.initial import random_elements, unit_normal
@@ -70,16 +71,17 @@ class Noise:
 def _value(word: np.ndarray, model_input: Input) -> np.ndarray:
     if model_input.type.is_float:
         return unit_normal(word)
-    limit = 2 if model_input.type.dtype == "bool" else model_input.limit
-    assert limit is not None
+    dtype, limit = model_input.type.dtype, model_input.limit
+    held = range(2) if dtype == "bool" else range(limit) if limit is not None else integers(dtype)
     # The leading 32 bits scaled to the limit; the product fits in 64 bits, as indexed axes are smaller than 2^32.
-    return ((word >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)
+    drawn = ((word >> np.uint64(32)) * np.uint64(len(held))) >> np.uint64(32)
+    return drawn.astype(np.int64) + held.start
 
 
 def open_noise(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Noise:
     """Random numbers for the inputs. Refuses (E0609) integers without a limit."""
     boundless = [
-        model_input for model_input in inputs if model_input.type.dtype in ("i64", "i32") and model_input.limit is None
+        model_input for model_input in inputs if model_input.type.dtype in INDICES and model_input.limit is None
     ]
     if boundless:
         raise Refused(

@@ -16,6 +16,7 @@ from partita.dsl.check.exclusions import OWN_DATA, held_in_vain, nothing_held_ou
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
+from partita.dsl.types import INDICES
 from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.data.ids import Ids, parts_of
 from partita.runtime.data.registry import Use
@@ -254,11 +255,7 @@ def _unfit(model_input: Input, span: Span | None) -> list[Diagnostic]:
                 "name the model's inputs after what the data yields",
             )
         ]
-    if (
-        model_input.type.dtype not in ("i64", "i32")
-        or len(model_input.type.axes) != 2
-        or model_input.batch_axis is None
-    ):
+    if model_input.type.dtype not in INDICES or len(model_input.type.axes) != 2 or model_input.batch_axis is None:
         return [
             Diagnostic(
                 "E0607",

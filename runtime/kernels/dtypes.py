@@ -11,8 +11,9 @@ DTYPES = {
     "f64": torch.float64,
     "i64": torch.int64,
     "i32": torch.int32,
-    "bool": torch.bool,
+    "i8": torch.int8,
     "u8": torch.uint8,
+    "bool": torch.bool,
 }
 
 

@@ -34,6 +34,7 @@ from partita.compiler.verify.proxy import proxy_of, single
 from partita.compiler.verify.rounding import JUMPING, perturbed
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import BEFORE, OPERATION, Apply, Model, Spec, applications, bodies
+from partita.dsl.types import INDICES
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise
@@ -236,7 +237,7 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
     """Random batches for two steps, and two for an evaluation."""
     inputs = []
     for each in program.inputs:
-        limit = each.limit.size if each.limit else SMALL_INTEGERS
+        limit = each.limit.size if each.limit else SMALL_INTEGERS if each.type.dtype in INDICES else None
         batch = program.batch if each.type.has(program.batch) else None
         inputs.append(Input(each.name, each.type, batch, limit))
     noise = Noise(tuple(inputs), seed)

@@ -20,6 +20,7 @@ from tests.reference import drawn, named
 from tests.reference.named import Named
 
 # Functions through which a parameter or an input is still itself.
+LOWEST = {"i8": -128, "u8": 0}  # of integers that wrap around after eight bits
 SHAPING = ("rename", "split", "merge", "slice", "cast")
 
 
@@ -220,10 +221,13 @@ class Walk:
     def apply(self, step: spec.Apply, path: str, values: Sequence[Named]) -> Named:
         """A function of the language."""
         integer = any(not values[o].data.is_floating_point() for o in step.operands if isinstance(o, int))
-        integer = (integer and step.function not in ("where",)) or step.type.dtype in ("i64", "i32")
+        integer = (integer and step.function not in ("where",)) or step.type.dtype in ("i64", "i32", *LOWEST)
         operands = [self.operand(each, values, integer) for each in step.operands]
         self.note(step, operands)
         result = self.applied(step, path, operands)
+        lowest = LOWEST.get(step.type.dtype)
+        if lowest is not None:
+            result = evolve(result, data=(result.data - lowest) % 256 + lowest)
         if result.data.is_floating_point() and result.data.numel():
             finite = result.data.detach().nan_to_num(0.0, 0.0, 0.0)
             self.largest = max(self.largest, float(finite.abs().max()))

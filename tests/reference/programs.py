@@ -21,6 +21,8 @@ MOST_ELEMENTS = 1500
 MOST_RANKS = 12
 
 NUMBERS = ("0.5", "2", "1.5", "0.25", "3", "0.1", "1")
+# Of integers of eight bits: what wraps around, and what keeps a part of their bits.
+WRAPPING = ("({} * 77)", "({} - 100)", "(-{})", "abs({})", "floor_divide({}, 4)", "remainder({}, 16)", "maximum({}, 5)")
 SMALL = ("0.5", "0.1", "0.25", "0.3")
 UNARY = {
     "relu": "relu({})",
@@ -450,7 +452,12 @@ class Maker:
 
     def _integers(self, depth: int) -> Expression | None:
         x = self.integer(depth)
-        return self._made(f"(cast({x}, f32) * 0.3)", x.axes, x)
+        if self.chance(75):
+            return self._made(f"(cast({x}, f32) * 0.3)", x.axes, x)
+        small = f"cast({x}, {self.one(('u8', 'i8'))})"
+        for _ in range(self.one((0, 1, 2))):
+            small = self.one(WRAPPING).format(small)
+        return self._made(f"(cast({small}, f32) * 0.01)", x.axes, x)
 
     def _truncated(self, depth: int) -> Expression | None:
         x = self.expression(depth)

@@ -28,7 +28,7 @@ train { model = net  layout = cut  data = random()  optimizer = adamw(lr = 1e-2)
 """
 TABLES = {
     "mix": torch.arange(24.0).reshape(6, 4) / 8,
-    "order": torch.tensor([3, 1, 2, 0], dtype=torch.int32),
+    "order": torch.tensor([3, 1, 200, 0], dtype=torch.uint8),
     "head": torch.arange(24.0).reshape(6, 4).to(torch.bfloat16),
 }
 
@@ -57,6 +57,7 @@ def test_it_is_verified_at_other_sizes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("before", "after", "code", "words"),
     [
+        ("order: i64", "order: i8", "E0607", "`order` of tables.safetensors has 200, and i8 holds -128 to 127"),
         ('"mix")', '"mux")', "E0603", "has no tensor `mux`"),
         ('file("tables.safetensors", "mix")', 'file("other.safetensors", "mix")', "E0601", "there is no file"),
         ('file("tables.safetensors", "mix")', 'file("../t.safetensors", "mix")', "E0602", "outside of the directory"),

@@ -215,6 +215,8 @@ CASES: list[Case] = [
     Case("cast", Cast("f64"), (f(A, B),)),
     Case("cast-integers", Cast("f64"), (i(A, B),), limit=100, differentiable=False),
     Case("cast-wider", Cast("i64"), (Type("i32", (A, B)),), limit=100, differentiable=False),
+    Case("cast-eight-bits", Cast("u8"), (i(A, B),), limit=1000, differentiable=False),
+    Case("cast-from-eight-bits", Cast("i64"), (Type("u8", (A, B)),), differentiable=False),
     Case("cast-truncates", Cast("i64"), (f(A, B),), differentiable=False),
     Case("cast-booleans", Cast("f64"), (bools(A, B),), differentiable=False),
     Case("detach", Detach(), (f(A),), differentiable=False),

@@ -15,7 +15,7 @@ from partita.dsl.types import DTYPES, Axis, Type
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.registry import open_dataset
 
-WANTED = ("f32", "i64", "i32", "bool")
+WANTED = ("f32", "i64", "i32", "u8", "bool")
 THERE = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "bool", "complex64", "U3")
 CALL = Call("arrays", {"path": "data.npz", "holdout": 0.0})
 BATCH, PIXELS = Axis("batch", 4), Axis("pixels", 3)
