@@ -200,8 +200,8 @@ class Unexpected:
         return next((table[called].names for table in SETTINGS if called in table), ())
 
     def fits(self, *kinds: str, skipped: int = 0, dropped: int = 0) -> int:
-        """How often these terminals must stand before, or instead of so many, of the tokens to come for the parser to go
-        on: once, and again where it stops for the same reason; 0 if it does not.
+        """How often these terminals must stand before, or instead of so many, of the tokens to come, for the parser to
+        go on: once, and again where it stops for the same reason; 0 if it does not.
         """
         following = self.tokens[self.index + skipped : self.index + skipped + AHEAD]
         symbols = [*kinds, *(each.kind for each in following)]
