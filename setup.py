@@ -2,7 +2,7 @@
 
 from setuptools import find_namespace_packages, setup
 
-TOP = ("grammars", "dsl", "compiler", "runtime", "cli", "testing", "specs")
+TOP = ("grammars", "dsl", "compiler", "runtime", "importing", "cli", "testing", "specs")
 FOUND = [each for top in TOP for each in find_namespace_packages(include=[top, f"{top}.*"])]
 FOLDERS = {f"partita.{name}": name.replace(".", "/") for name in FOUND if "uplot" not in name}
 

@@ -10,7 +10,16 @@ from partita.dsl.load import load_text
 from partita.dsl.spec import Spec
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = ("grammars", "dsl", "compiler", "runtime", "cli", "testing", "specs")  # each a package of `partita`
+SHIPPED = (
+    "grammars",
+    "dsl",
+    "compiler",
+    "runtime",
+    "importing",
+    "cli",
+    "testing",
+    "specs",
+)  # each a package of `partita`
 SPECS = ROOT / "specs"
 GOLDEN = ROOT / "tests" / "golden"
 

@@ -20,9 +20,10 @@ MAY_IMPORT = {
     "dsl": {"dsl", "grammars"},
     "compiler": {"dsl", "compiler"},
     "runtime": {"dsl", "compiler", "runtime"},
-    "cli": {"dsl", "compiler", "runtime", "cli"},
+    "importing": {"dsl", "compiler", "runtime", "importing"},
+    "cli": {"dsl", "compiler", "runtime", "importing", "cli"},
     "testing": {"dsl", "compiler", "testing"},
-    "api": {"dsl", "compiler", "runtime", "cli", "overrides", "arguments"},
+    "api": {"dsl", "compiler", "runtime", "importing", "cli", "overrides", "arguments"},
 }
 
 

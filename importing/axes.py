@@ -1,0 +1,157 @@
+"""Names of axes, by votes of what they do: ids index a vocabulary, attention has heads and keys, images a height."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from partita.dsl.syntax.lexer import DECLARATIONS
+from partita.importing.factors import Factor, Solver, found, leaves
+from partita.importing.graph import Value
+
+INNER = re.compile(r"mlp|ffn|feed|fc|intermediate|dense|wi\b|expert")
+WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
+
+
+class Axes:
+    """The names of all axes. `names` has one for each factor, `sizes` those of all, also of axes made by merges."""
+
+    def __init__(self, solver: Solver, wanted: dict[str, list[str]]) -> None:
+        self.solver = solver
+        self.names: dict[Factor, str] = {}
+        self.sizes: dict[str, int] = {}
+        self.formulas: dict[str, str] = {}
+        for value in solver.values:
+            self._vote(value, wanted)
+        self._join_by_role()
+        factors = [factor for value in solver.values for dim in solver.dims[value] for factor in leaves(dim)]
+        factors += [factor for dims in solver.pieces.values() for dim in dims for factor in leaves(dim)]
+        certain = sorted(dict.fromkeys(factors), key=lambda each: -_best(each)[1])
+        for factor in certain:
+            self.names[factor] = self.free([name for name, _ in factor.names.most_common()] or ["part"], factor.size)
+
+    def free(self, wanted: list[str], size: int) -> str:
+        """The first of some names that is free, or the first with a number; an axis of this size has it from now on."""
+        for name in wanted:
+            if name not in self.sizes and name not in WORDS:
+                break
+        else:
+            name, count = wanted[0], 2
+            while name in self.sizes or name in WORDS:
+                name, count = f"{wanted[0]}_{count}", count + 1
+        self.sizes[name] = size
+        return name
+
+    def of(self, value: Value) -> list[tuple[str, ...]]:
+        """The names of a value's axes, by dimension."""
+        return [tuple(self.names[each] for each in axes) for axes in self.solver.axes(value)]
+
+    def pieces(self, value: Value) -> list[tuple[str, ...]]:
+        """The names of what a concatenation puts together."""
+        return [tuple(self.names[each] for each in leaves(dim)) for dim in self.solver.pieces[value]]
+
+    # ------------------------------------------------------------ votes
+
+    def _vote(self, value: Value, wanted: dict[str, list[str]]) -> None:
+        dims = [leaves(dim) for dim in self.solver.dims[value]]
+
+        def vote(dim: list[Factor], weight: int, *names: str) -> None:
+            if len(dim) == len(names):
+                for factor, name in zip(dim, names, strict=True):
+                    factor.names[name] += weight
+
+        args = value.args
+        if value.op == "input":
+            self._vote_input(value, dims, vote, wanted.get(args["name"]))
+        elif value.op == "embedding":
+            table = [leaves(dim) for dim in self.solver.dims[args["table"]]]
+            fixed = args["ids"].constant is not None
+            vote(table[0], 100 if fixed else 90, "positions" if fixed else "vocab")
+            vote(table[-1], 60, "embed")
+        elif value.op == "norm":
+            vote(dims[args["dims"][-1]], 20, "embed")
+        elif value.op == "attend":
+            q, k, v = ([leaves(dim) for dim in self.solver.dims[args[name]]] for name in "qkv")
+            vote(q[-1], 200, "key")
+            vote(v[-1], 20, "value")
+            if value.rank == 4:
+                vote(q[1], 200, "heads")
+                vote(q[1], 200, "groups", "heads")
+            vote(q[-2], 20, "seq")
+            vote(k[-2], 10, "source")
+        elif value.op in ("cross_entropy", "token_nll"):
+            x = [leaves(dim) for dim in self.solver.dims[args["x"]]]
+            vote(x[1] if len(x) > 1 else x[0], 50, "classes")
+            for dim in x[2:]:
+                vote(dim, 30, "seq")
+        elif value.op == "conv":
+            kernel = [leaves(dim) for dim in self.solver.dims[args["kernel"]]]
+            for dim, name in zip(kernel[2:], ("kh", "kw") if value.rank == 4 else ("taps",), strict=True):
+                vote(dim, 80, name)
+            for dim, name in zip(dims[2:], ("rows", "columns") if value.rank == 4 else ("places",), strict=True):
+                vote(dim, 10, name)
+            vote(kernel[0], 5, "channels")
+        elif value.op == "patches":
+            count = len(args["size"])
+            for dim, name in zip(dims[-count:], ("ph", "pw") if count == 2 else ("window",), strict=True):
+                vote(dim, 80, name)
+            for dim, name in zip(
+                dims[-2 * count : -count], ("rows", "columns") if count == 2 else ("places",), strict=True
+            ):
+                vote(dim, 8, name)
+        elif value.op == "einsum":
+            self._vote_product(value, vote)
+
+    def _vote_input(self, value: Value, dims: list[list[Factor]], vote: object, wanted: list[str] | None) -> None:
+        assert callable(vote)
+        ids = value.dtype == torch.int64
+        usual: list[list[str]] = {
+            2: [["batch"], ["seq" if ids else "features"]],
+            3: [["batch"], ["seq"], ["features"]],
+            4: [["batch"], ["channels"], ["height"], ["width"]],
+        }.get(len(dims), [["batch"], *([] for _ in dims[1:])])
+        names = [name.split("*") for name in wanted] if wanted is not None else usual
+        weight = 2000 if wanted is not None else 150
+        for i, (dim, each) in enumerate(zip(dims, names, strict=False)):
+            vote(dim, 1000 if i == 0 and wanted is None else weight, *each)
+
+    def _vote_product(self, value: Value, vote: object) -> None:
+        assert callable(vote)
+        for names, x in zip(value.args["letters"], value.args["xs"], strict=True):
+            if x.op not in ("parameter", "part"):
+                continue
+            source = x.args["of"] if x.op == "part" else x
+            inner = INNER.search(source.args["names"][0].lower())
+            for letter, dim in zip(names, self.solver.dims[x], strict=True):
+                if letter in value.args["out"]:
+                    vote(leaves(dim), 5 if inner else 1, "ffn" if inner else "hidden")
+                else:
+                    vote(leaves(dim), 3, "embed")
+
+    def _join_by_role(self) -> None:
+        """Axes that people call one: those of values and of keys, of classes and of the vocabulary. They are joined if
+        they have the same size and no value has both, which changes no meaning.
+        """
+        factors = dict.fromkeys(
+            f for value in self.solver.values for dim in self.solver.dims[value] for f in leaves(dim)
+        )
+        for one, other in (("value", "key"), ("classes", "vocab"), ("source", "seq")):
+            of_one = [each for each in factors if _best(each)[0] == one]
+            of_other = [each for each in factors if _best(each)[0] == other]
+            for a in of_one:
+                b = next((each for each in of_other if each.size == a.size), None)
+                if b is not None and found(a) is not found(b) and not self._together(a, b):
+                    self.solver.unify([a], [b], self.solver.values[0])
+                    b.names[other] += sum(b.names.values())
+
+    def _together(self, a: Factor, b: Factor) -> bool:
+        for value in self.solver.values:
+            axes = [each for dim in self.solver.axes(value) for each in dim]
+            if a in axes and b in axes:
+                return True
+        return False
+
+
+def _best(factor: Factor) -> tuple[str, int]:
+    return factor.names.most_common(1)[0] if factor.names else ("part", 0)

@@ -1,0 +1,173 @@
+"""Module → graph of ATen operations, by `torch.export`: functional, with composite operations whole."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
+
+ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
+FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
+# Regions of a graph that are run as they are.
+REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
+    """The graph of a module's `forward` with these keyword arguments. Raises NotUnderstood where it cannot be exported:
+    a branch that depends on data, for instance.
+    """
+    try:
+        program = torch.export.export(module, (), kwargs=dict(inputs), strict=False).run_decompositions({})
+    except Exception as error:
+        reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
+        raise NotUnderstood(f"torch.export: {reason.strip()}") from error
+    return _Capturing(program).captured()
+
+
+class _Capturing:
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self.program = program
+        self.result = Captured()
+        self.specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        self.state: dict[str, Any] = {**program.constants, **program.state_dict}
+        self.parameters: dict[tuple[int, tuple[int, ...]], Value] = {}
+        self.position = 0
+
+    def captured(self) -> Captured:
+        returned = self._walk(self.program.graph_module, {}, None)
+        outputs = self.program.graph_signature.output_specs
+        for value, spec in zip(returned, outputs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                if isinstance(value, Value):
+                    self.result.outputs.append(value)
+            elif spec.kind is OutputKind.BUFFER_MUTATION:
+                self.result.updates[str(spec.target)] = value
+            else:
+                raise NotUnderstood(f"the module changes `{spec.target}`")
+        return self.result
+
+    def _walk(self, module: torch.fx.GraphModule, known: dict[torch.fx.Node, Any], outer: Place | None) -> Any:
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                if node not in known:
+                    known[node] = self._leaf(node)
+            elif node.op == "get_attr":
+                attribute = getattr(module, str(node.target))
+                if isinstance(attribute, Tensor):
+                    attribute = self._constant(str(node.target), attribute)
+                known[node] = attribute
+            elif node.op == "call_function":
+                known[node] = self._call(node, known, outer)
+            elif node.op == "output":
+                return _mapped(node.args[0], known)
+        raise AssertionError("a graph ends with its output")
+
+    def _leaf(self, node: torch.fx.Node) -> Value:
+        spec = self.specs[node.name]
+        if spec.kind is InputKind.USER_INPUT:
+            value = self._value("input", {"name": node.name}, node.meta["val"], Place())
+            self.result.inputs.append(value)
+            return value
+        tensor = self.state[str(spec.target)].detach()
+        if spec.kind is InputKind.PARAMETER:
+            key = (tensor.data_ptr(), tuple(tensor.shape))
+            tied = self.parameters.get(key)
+            if tied is not None:
+                tied.args["names"].append(str(spec.target))
+                return tied
+            trained = self.state[str(spec.target)].requires_grad
+            args = {"names": [str(spec.target)], "data": tensor, "trained": trained}
+            self.parameters[key] = self._value("parameter", args, tensor, Place())
+            return self.parameters[key]
+        if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise NotUnderstood(f"an input of kind {spec.kind.name.lower()}")
+        if spec.target in self.program.graph_signature.buffers_to_mutate.values():
+            args = {"names": [str(spec.target)], "data": tensor, "trained": False}
+            return self._value("buffer", args, tensor, Place())
+        return self._constant(str(spec.target), tensor)
+
+    def _constant(self, name: str, tensor: Tensor) -> Value:
+        value = self._value("constant", {"name": name}, tensor, Place())
+        value.constant = tensor.detach()
+        return value
+
+    def _call(self, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any], outer: Place | None) -> Any:
+        args, kwargs = _mapped(node.args, known), _mapped(node.kwargs, known)
+        place = _place(node) if node.meta.get("nn_module_stack") else outer or _place(node)
+        target = node.target
+        name = str(target)
+        if name in REGIONS:
+            at = next(i for i, each in enumerate(args) if isinstance(each, torch.fx.GraphModule))
+            inner = [each for each in args[at].graph.nodes if each.op == "placeholder"]
+            return self._walk(args[at], dict(zip(inner, args[at + 1 :], strict=True)), place)
+        if target is operator.getitem:
+            if isinstance(args[0], list | tuple):
+                return args[0][args[1]]
+            value = self._value("getitem", {"x": args[0], "index": args[1]}, node.meta["val"], place)
+            if args[0].results is not None:
+                value.constant = args[0].results[args[1]]
+            return value
+        if not isinstance(target, torch._ops.OpOverload):
+            raise NotUnderstood(f"`{name}`", place)
+        if "assert" in name:
+            return None
+        schema = target._schema.arguments
+        given = {argument.name: value for argument, value in zip(schema, args, strict=False)}
+        given.update(kwargs)
+        value = self._value(name.removeprefix("aten."), given, node.meta.get("val"), place)
+        value.defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
+        drawn = "rand" in name or "dropout" in name or "bernoulli" in name
+        if not drawn and all(each.constant is not None for each in value.inputs):
+            with torch.no_grad():
+                result = target(*_elements(args), **_elements(kwargs))
+            value.constant = result if isinstance(result, Tensor) else None
+            value.results = None if isinstance(result, Tensor) else result
+        return value
+
+    def _value(self, op: str, args: dict[str, Any], meta: Any, place: Place) -> Value:
+        self.position += 1
+        tensor = isinstance(meta, Tensor)
+        shape = tuple(int(size) for size in meta.shape) if tensor else ()
+        return Value(op, args, shape, meta.dtype if tensor else torch.float32, place, self.position)
+
+
+def _mapped(x: Any, known: Mapping[torch.fx.Node, Any]) -> Any:
+    if isinstance(x, torch.fx.Node):
+        return known[x]
+    if isinstance(x, list | tuple):
+        return [_mapped(each, known) for each in x]
+    if isinstance(x, dict):
+        return {name: _mapped(each, known) for name, each in x.items()}
+    return x
+
+
+def _elements(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.constant
+    if isinstance(x, list | tuple):
+        return [_elements(each) for each in x]
+    return {name: _elements(each) for name, each in x.items()} if isinstance(x, dict) else x
+
+
+def _place(node: torch.fx.Node) -> Place:
+    calls = []
+    for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
+        kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        calls.append(Call(path, kind, key.partition("@")[2]))
+    text = (node.meta.get("stack_trace") or "").strip().split("\n")
+    lines = []
+    for frame, code in pairwise(text):
+        found = FRAME.match(frame)
+        if found is not None:
+            names = ASSIGNED.match(code.strip())
+            assigned = tuple(name.strip() for name in names[1].split(",")) if names is not None else ()
+            lines.append(Line(found[1], int(found[2]), assigned, code.strip()))
+    return Place(tuple(calls), tuple(lines))

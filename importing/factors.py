@@ -1,0 +1,176 @@
+"""Which dimensions are one axis: union-find over factors of dimensions, by a rule for each operation, never by size.
+
+A dimension is a list of factors, outermost first: none if its size is 1, several where a view merges or splits it. What
+operations say of their operands' dimensions is unified; a factor that meets two others splits into parts. These are
+principal types: nothing is one axis that the module does not make one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import TypeAlias
+
+from attrs import Factory, define
+
+from partita.importing.graph import Value, number, order, users
+
+
+@define(eq=False)
+class Factor:
+    """A factor of dimensions: an axis, unless it is split into `parts`. `names`: votes for what it is called."""
+
+    size: int
+    parent: Factor | None = None
+    parts: list[Factor] | None = None
+    names: Counter[str] = Factory(Counter)
+    repeated: bool = False  # of an `expand`: values do not have it, unless they are made of one that has
+
+
+Dim: TypeAlias = list[Factor]
+Rule: TypeAlias = "Callable[[Solver, Value], list[Dim]]"
+RULES: dict[str, Rule] = {}
+
+
+def factors(*ops: str) -> Callable[[Rule], Rule]:
+    """Register the rule of operations: unifies dimensions of operands, and returns those of the result."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, rule))
+        return rule
+
+    return register
+
+
+def found(factor: Factor) -> Factor:
+    """What stands for a factor and all that are one with it."""
+    while factor.parent is not None:
+        factor = factor.parent
+    return factor
+
+
+def leaves(dim: Iterable[Factor]) -> list[Factor]:
+    """The axes of a dimension, outermost first."""
+    axes: list[Factor] = []
+    for each in dim:
+        each = found(each)
+        axes += leaves(each.parts) if each.parts is not None else [each]
+    return axes
+
+
+def _refined(factor: Factor, sizes: Sequence[int]) -> None:
+    factor.parts = [Factor(size) for size in sizes]
+    for part in factor.parts:
+        part.repeated = factor.repeated
+
+
+class Solver:
+    """The dimensions of all values that outputs are made of. Raises NotUnderstood where sizes do not line up."""
+
+    def __init__(self, outputs: Sequence[Value]) -> None:
+        self.values = order(outputs)
+        self.users = users(self.values)
+        self.dims: dict[Value, list[Dim]] = {}
+        self.pieces: dict[Value, list[Dim]] = {}  # of a concatenation, what is put together
+        for value in self.values:
+            self.dims[value] = self._of(value)
+        self._repeated_layers()
+
+    def _of(self, value: Value) -> list[Dim]:
+        if value.op in ("input", "parameter", "buffer", "constant"):
+            return self.fresh(value.shape)
+        rule = RULES.get(value.op)
+        if rule is None:
+            raise value.refuse(f"`aten.{value.op}`" if "." in value.op else f"`{value.op}`")
+        dims = rule(self, value)
+        assert [prod(each.size for each in leaves(dim)) for dim in dims] == list(value.shape), (value, value.args)
+        return dims
+
+    def fresh(self, shape: Iterable[int]) -> list[Dim]:
+        """Dimensions of their own."""
+        return [[Factor(size)] if size != 1 else [] for size in shape]
+
+    def axes(self, value: Value) -> list[list[Factor]]:
+        """The axes of each dimension of a value."""
+        return [leaves(dim) for dim in self.dims[value]]
+
+    def unify(self, one: Iterable[Factor], other: Iterable[Factor], value: Value) -> None:
+        """Two dimensions are the same."""
+        left, right = leaves(one), leaves(other)
+        while left and right:
+            a, b = found(left[0]), found(right[0])
+            if a.parts is not None or b.parts is not None:
+                left[:1], right[:1] = leaves([a]), leaves([b])
+                continue
+            if a is b or a.size == b.size:
+                self._join(a, b)
+                left, right = left[1:], right[1:]
+            elif max(a.size, b.size) % min(a.size, b.size):
+                raise value.refuse(f"dimensions of {a.size} and {b.size} do not line up")
+            else:
+                large, small = (a, b) if a.size > b.size else (b, a)
+                _refined(large, [small.size, large.size // small.size])
+        if left or right:
+            raise value.refuse("sizes of dimensions differ")
+
+    def _join(self, a: Factor, b: Factor) -> None:
+        if a is not b:
+            a.parent = b
+            b.names.update(a.names)
+            b.repeated = b.repeated and a.repeated
+
+    def broadcast(self, value: Value, xs: Sequence[Value]) -> list[Dim]:
+        """The dimensions of the result of an elementwise operation."""
+        dims: list[Dim] = []
+        for i in range(value.rank):
+            there = []
+            for x in xs:
+                own = i - (value.rank - x.rank)
+                if own >= 0 and x.shape[own] != 1 and number(x) is None:
+                    there.append(self.dims[x][own])
+            for each in there[1:]:
+                self.unify(there[0], each, value)
+            dims.append(list(there[0]) if there else self.fresh(value.shape[i : i + 1])[0])
+        return dims
+
+    def viewed(self, value: Value, x: Value) -> list[Dim]:
+        """The dimensions of a view: the axes of x in order, grouped anew."""
+        flat = leaves(each for dim in self.dims[x] for each in dim)
+        dims: list[Dim] = []
+        for size in value.shape:
+            dim: Dim = []
+            left = size
+            while left > 1:
+                first = found(flat[0])
+                if first.parts is not None:
+                    flat[:1] = leaves([first])
+                elif left % first.size == 0:
+                    dim.append(flat.pop(0))
+                    left //= first.size
+                elif first.size % left == 0:
+                    _refined(first, [left, first.size // left])
+                    flat[:1] = leaves([first])
+                else:
+                    raise value.refuse(f"a view splits an axis of {first.size} into {left}")
+            dims.append(dim)
+        return dims
+
+    def _repeated_layers(self) -> None:
+        """Parameters at the same place of modules that are numbered by a list have the same axes."""
+        places: dict[tuple[object, ...], list[Value]] = {}
+        for value in self.values:
+            if value.op in ("parameter", "part"):
+                places.setdefault(place_of(value), []).append(value)
+        for first, *others in places.values():
+            for other in others:
+                for one, two in zip(self.dims[first], self.dims[other], strict=True):
+                    self.unify(one, two, other)
+
+
+def place_of(parameter: Value) -> tuple[object, ...]:
+    """What parameters of repeated layers have in common: name but for numbers, and shape; of a part, which one."""
+    source = parameter.args["of"] if parameter.op == "part" else parameter
+    name = ".".join("#" if part.isdigit() else part for part in source.args["names"][0].split("."))
+    part = (parameter.args["dim"], parameter.args["start"]) if parameter.op == "part" else ()
+    return (name, parameter.shape, part)

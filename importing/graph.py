@@ -1,0 +1,224 @@
+"""Values of a module's graph: what makes each, of what, and where in the module.
+
+Operations are those of ATen as they are captured, and those of this package behind `normal`. A value that depends on no
+input and no parameter is a constant: it keeps what made it, and its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from attrs import Factory, define, frozen
+from torch import Tensor
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+LEAVES = ("input", "parameter", "buffer", "part")
+
+
+@frozen
+class Call:
+    """One call of a module: its path, the class, and a number that tells calls of the same module apart."""
+
+    path: str
+    kind: str
+    number: str = ""
+
+
+@frozen
+class Line:
+    """A line of source that a value comes from, and the names that it assigns to."""
+
+    file: str
+    number: int
+    names: tuple[str, ...] = ()
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.number}"
+
+
+@frozen
+class Place:
+    """Where a value is computed: calls of modules, outermost first, and lines of source, outermost first."""
+
+    calls: tuple[Call, ...] = ()
+    lines: tuple[Line, ...] = ()
+
+    def __str__(self) -> str:
+        inside = next((call.path for call in reversed(self.calls) if call.path), "")
+        line = next((line for line in reversed(self.lines) if "/torch/" not in line.file), None)
+        return f"{inside or 'the module'} ({line})" if line is not None else inside or "the module"
+
+
+class NotUnderstood(Exception):
+    """What the importer refuses, in one line, with its place."""
+
+    def __init__(self, what: str, place: Place = Place()) -> None:
+        super().__init__(f"{place}: {what}" if place.calls or place.lines else what)
+
+
+@define(eq=False, repr=False)
+class Value:
+    """The result of an operation. `args`: its arguments by name, among them values, also in lists. `position`: its
+    place in the order of the program. Dimensions of size 1 are none of an axis.
+    """
+
+    op: str
+    args: dict[str, Any]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: Place = Place()
+    position: int = 0
+    constant: Tensor | None = None
+    results: Any = None  # of an operation of constants that has several
+    defaults: dict[str, Any] = Factory(dict)  # of the arguments of an operation of ATen
+
+    def __repr__(self) -> str:
+        return f"{self.op}{list(self.shape)}"
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values among the arguments, in order."""
+        return list(_values(self.args.values()))
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return self.dtype in FLOATS
+
+    def make(
+        self, op: str, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, /, **args: Any
+    ) -> Value:
+        """Another value at this one's place; of its shape and dtype, if no others are given."""
+        made = Value(
+            op, args, self.shape if shape is None else tuple(shape), dtype or self.dtype, self.place, self.position
+        )
+        made.constant = _of_constants(made)
+        return made
+
+    def refuse(self, what: str) -> NotUnderstood:
+        """A refusal at its place."""
+        return NotUnderstood(what, self.place)
+
+
+def number(x: Any) -> float | int | None:
+    """The number that an argument is: a number, or a constant all of whose elements are equal."""
+    if isinstance(x, bool):
+        return None
+    if isinstance(x, int | float):
+        return x
+    if isinstance(x, Value) and x.constant is not None and x.constant.numel() and x.dtype != torch.bool:
+        first = x.constant.flatten()[0]
+        if bool((x.constant == first).all()):
+            return first.item()
+    return None
+
+
+def is_op(x: Any, *ops: str) -> TypeGuard[Value]:
+    """Whether an argument is a value that one of the operations makes."""
+    return isinstance(x, Value) and x.op in ops
+
+
+def _values(args: Iterable[Any]) -> Iterator[Value]:
+    for each in args:
+        if isinstance(each, Value):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _values(each)
+
+
+def order(outputs: Iterable[Value]) -> list[Value]:
+    """All values that outputs are made of, each behind its inputs."""
+    found: dict[Value, None] = {}
+    for output in outputs:
+        waiting = [(output, iter(output.inputs))]
+        opened = {output}
+        while waiting:
+            value, inputs = waiting[-1]
+            following = next((each for each in inputs if each not in found and each not in opened), None)
+            if following is None:
+                found[value] = None
+                waiting.pop()
+            else:
+                opened.add(following)
+                waiting.append((following, iter(following.inputs)))
+    return list(found)
+
+
+def users(values: Iterable[Value]) -> dict[Value, list[Value]]:
+    """The values that are made of each."""
+    found: dict[Value, list[Value]] = {}
+    for value in values:
+        for each in dict.fromkeys(value.inputs):
+            found.setdefault(each, []).append(value)
+    return found
+
+
+def rewritten(outputs: Sequence[Value], rules: Sequence[Callable[[Value], Value | None]]) -> list[Value]:
+    """The outputs, where each value is replaced by what the first rule that fits makes of it, until none fits.
+
+    Values are replaced in order, so that a rule sees inputs to which no rule applies any more.
+    """
+    done: dict[Value, Value] = {}
+
+    def settled(value: Value) -> Value:
+        for each in order([value]):
+            if each not in done:
+                done[each] = once(each)
+        return done[value]
+
+    def once(value: Value) -> Value:
+        if any(done[each] is not each for each in value.inputs):
+            value.args = _replaced(value.args, done)
+        done[value] = value
+        for rule in rules:
+            made = rule(value)
+            if made is not None and made is not value:
+                result = settled(made)
+                done[value] = result
+                return result
+        return value
+
+    return [settled(each) for each in outputs]
+
+
+def _replaced(args: Mapping[str, Any], by: Mapping[Value, Value]) -> dict[str, Any]:
+    def of(x: Any) -> Any:
+        if isinstance(x, Value):
+            return by.get(x, x)
+        return type(x)(of(each) for each in x) if isinstance(x, list | tuple) else x
+
+    return {name: of(x) for name, x in args.items()}
+
+
+def _of_constants(value: Value) -> Tensor | None:
+    """The elements of a value that rearranges a constant; other constants keep those with which they were captured."""
+    x = value.args.get("x")
+    if not isinstance(x, Value) or x.constant is None or len(value.inputs) != 1:
+        return None
+    if value.op == "view":
+        return x.constant.reshape(value.shape)
+    if value.op == "permute":
+        return x.constant.permute(value.args["order"])
+    if value.op == "expand":
+        return x.constant.expand(value.shape)
+    if value.op == "cast":
+        return x.constant.to(value.dtype)
+    return None
+
+
+@define
+class Captured:
+    """A module as a graph: its inputs, parameters and buffers, what it returns, and the buffers that a call updates."""
+
+    inputs: list[Value] = Factory(list)
+    outputs: list[Value] = Factory(list)
+    names: list[str] = Factory(list)  # of the outputs
+    updates: dict[str, Value] = Factory(dict)  # of buffers, by their names

@@ -1,0 +1,255 @@
+"""Norms, embeddings, attention, convolutions and losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from partita.importing.graph import Value, number
+from partita.importing.normal.arguments import Arguments, aten
+from partita.importing.normal.pointwise import pointwise
+from partita.importing.normal.products import einsum
+from partita.importing.normal.reductions import reduced
+from partita.importing.normal.views import viewed
+
+
+@aten("layer_norm.default", "rms_norm.default")
+def _norm(value: Value, a: Arguments) -> Value:
+    function, x = value.op.partition(".")[0], a["input"]
+    a.ignored("cudnn_enable")
+    dims = list(range(x.rank - len(a["normalized_shape"]), x.rank))
+    eps = a["eps"]
+    eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
+    shift = a["bias"] if function == "layer_norm" else None
+    return value.make("norm", function=function, x=x, dims=dims, scale=a["weight"], shift=shift, eps=eps)
+
+
+@aten("group_norm.default", "instance_norm.default")
+def _group_norm(value: Value, a: Arguments) -> Value:
+    a.ignored("cudnn_enabled")
+    x, scale, shift = a["input"], a["weight"], a["bias"]
+    groups = int(a["num_groups"]) if value.op.startswith("group") else x.shape[1]
+    if value.op.startswith("instance"):
+        a.ignored("momentum")
+        if a["running_mean"] is not None or not a["use_input_stats"]:
+            raise value.refuse("running statistics of an instance norm")
+    return value.make("group_norm", x=x, groups=groups, scale=scale, shift=shift, eps=float(a["eps"]))
+
+
+@aten("embedding.default")
+def _embedding(value: Value, a: Arguments) -> Value:
+    a.ignored("scale_grad_by_freq") if not a["scale_grad_by_freq"] else None
+    padding = int(a["padding_idx"])
+    return value.make("embedding", table=a["weight"], ids=a["indices"], padding=padding if padding >= 0 else None)
+
+
+@aten("index.Tensor", "index_select.default")
+def _index(value: Value, a: Arguments) -> Value:
+    x = a["self"]
+    ids = a["indices"] if value.op == "index.Tensor" else [None] * a.dim() + [a["index"]]
+    used = [each for each in ids if each is not None]
+    if len(used) != 1 or used[0].dtype == torch.bool:
+        raise value.refuse(
+            "an index of several tensors" if len(used) != 1 else "an index of booleans: sizes depend on data"
+        )
+    dim = ids.index(used[0])
+    if dim == 0:
+        return value.make("embedding", table=x, ids=used[0], padding=None)
+    return value.make("take", x=x, ids=used[0], dim=dim)
+
+
+@aten("gather.default")
+def _gather(value: Value, a: Arguments) -> Value:
+    a.ignored("sparse_grad")
+    x, ids, dim = a["self"], a["index"], a.dim()
+    if ids.shape[dim] != 1:
+        return value.make("pick", x=x, ids=ids, dim=dim)
+    return value.make("pick", x=x, ids=ids, dim=dim)
+
+
+@aten("one_hot.default")
+def _one_hot(value: Value, a: Arguments) -> Value:
+    a.ignored("num_classes")
+    return value.make("one_hot", ids=a["self"])
+
+
+@aten("scaled_dot_product_attention.default")
+def _attention(value: Value, a: Arguments) -> Value:
+    q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
+    boolean = isinstance(mask, Value) and mask.dtype == torch.bool
+    scale, usual = a["scale"], q.shape[-1] ** -0.5
+    options: dict[str, Any] = {
+        "mask": mask if boolean else None,
+        "bias": None if boolean else mask,
+        "causal": bool(a["is_causal"]),
+        "window": None,
+        "softcap": None,
+        "sink": None,
+        "scale": None if scale is None or abs(scale - usual) < 1e-9 else float(scale),
+        "dropout": float(a["dropout_p"]),
+        "grouped": bool(a["enable_gqa"]),
+    }
+    return value.make("attend", q=q, k=k, v=v, **options)
+
+
+@aten("conv2d.default", "conv1d.default", "conv2d.padding", "conv1d.padding")
+def _conv(value: Value, a: Arguments) -> Value:
+    x, kernel, bias, padding = a["input"], a["weight"], a["bias"], a["padding"]
+    stride, dilation, groups = a["stride"], a["dilation"], int(a["groups"])
+    if isinstance(padding, str):
+        spans = [d * (size - 1) for d, size in zip(dilation, kernel.shape[2:], strict=True)]
+        if padding == "same" and any(each % 2 for each in spans):
+            raise value.refuse("padding that differs on both sides")
+        padding = [each // 2 if padding == "same" else 0 for each in spans]
+    one = kernel.shape[2:] == (1,) * (x.rank - 2) and set(stride) == {1} and not any(padding)
+    if one and groups == 1:
+        names = "abcdefg"[: x.rank]
+        flat = viewed(kernel, kernel, kernel.shape[:2])
+        made = einsum(value, [names, "zb"], f"az{names[2:]}", x, flat)
+    else:
+        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        made = value.make("conv", x=x, kernel=kernel, **options)
+    if bias is None:
+        return made
+    return pointwise(value, "add", made, viewed(bias, bias, (1, bias.shape[0], *(1,) * (x.rank - 2))))
+
+
+@aten("max_pool2d.default", "avg_pool2d.default", "max_pool1d.default", "avg_pool1d.default")
+def _pool(value: Value, a: Arguments) -> Value:
+    x, size = a["self"], a["kernel_size"]
+    stride = a["stride"] or size
+    mean = value.op.startswith("avg")
+    padding = a["padding"]
+    if mean and any(padding) and not a["count_include_pad"]:
+        raise value.refuse("an average that does not count what is padded")
+    if mean:
+        a.ignored("count_include_pad")
+    fill = 0.0 if mean else -1e30
+    windows = value.make(
+        "patches",
+        (*value.shape, *size),
+        x=x,
+        size=size,
+        stride=stride,
+        padding=padding,
+        dilation=a["dilation"] or 1,
+        fill=fill,
+    )
+    return reduced(value, "mean" if mean else "max", windows, list(range(value.rank, windows.rank)), False)
+
+
+@aten("adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default", "_adaptive_avg_pool2d.default")
+def _adaptive(value: Value, a: Arguments) -> Value:
+    x, size = a["self"], list(a["output_size"])
+    first = x.rank - len(size)
+    if all(each == 1 for each in size):
+        return reduced(value, "mean", x, list(range(first, x.rank)), True)
+    if any(whole % part for whole, part in zip(x.shape[first:], size, strict=True)):
+        raise value.refuse("adaptive pooling to sizes that do not divide")
+    split: list[int] = [*x.shape[:first]]
+    dims = []
+    for whole, part in zip(x.shape[first:], size, strict=True):
+        split += [part, whole // part]
+        dims.append(len(split) - 1)
+    return reduced(value, "mean", viewed(value, x, tuple(split)), dims, False)
+
+
+@aten("upsample_nearest2d.vec", "upsample_nearest2d.default", "upsample_nearest1d.vec")
+def _upsample(value: Value, a: Arguments) -> Value:
+    a.ignored("output_size", "scale_factors", "scales_h", "scales_w")
+    x = a["input" if "input" in value.args else "self"]
+    split, one = list(x.shape[:2]), list(x.shape[:2])
+    for size, larger in zip(x.shape[2:], value.shape[2:], strict=True):
+        if larger % size:
+            raise value.refuse("resizing by a factor that is no integer")
+        split += [size, larger // size]
+        one += [size, 1]
+    repeated = value.make("expand", split, x.dtype, x=viewed(value, x, tuple(one)))
+    return viewed(value, repeated)
+
+
+@aten("cross_entropy_loss.default")
+def _cross_entropy(value: Value, a: Arguments) -> Value:
+    x, targets, reduction = a["self"], a["target"], a["reduction"]
+    ignore, smoothing = int(a["ignore_index"]), float(a["label_smoothing"])
+    if reduction != 1:
+        if smoothing:
+            raise value.refuse("label smoothing of a loss that is not a mean")
+        return (
+            value.make("token_nll", x=x, targets=targets, ignore=ignore)
+            if reduction == 0
+            else _summed(value, x, targets, ignore)
+        )
+    return value.make("cross_entropy", x=x, targets=targets, ignore=ignore, smoothing=smoothing)
+
+
+def _summed(value: Value, x: Value, targets: Value, ignore: int) -> Value:
+    each = value.make("token_nll", targets.shape, x=x, targets=targets, ignore=ignore)
+    return reduced(value, "sum", each, list(range(targets.rank)), False)
+
+
+@aten("nll_loss.default", "nll_loss_nd.default")
+def _nll(value: Value, a: Arguments) -> Value:
+    x, targets, reduction, ignore = a["self"], a["target"], a["reduction"], int(a["ignore_index"])
+    if reduction != 1:
+        raise value.refuse("an `nll_loss` that is not a mean")
+    return value.make("cross_entropy", x=x, targets=targets, ignore=ignore, smoothing=0.0)
+
+
+@aten("mse_loss.default", "l1_loss.default", "smooth_l1_loss.default", "huber_loss.default")
+def _distance(value: Value, a: Arguments) -> Value:
+    x, y, reduction = a["self"], a["target"], a["reduction"]
+    if value.op == "mse_loss.default" and reduction == 1 and x.shape == y.shape:
+        return value.make("mse", a=x, b=y)
+    off = x.make("pointwise", function="subtract", xs=[x, y])
+    if value.op == "mse_loss.default":
+        each = off.make("pointwise", function="multiply", xs=[off, off])
+    elif value.op == "l1_loss.default":
+        each = off.make("pointwise", function="abs", xs=[off])
+    else:
+        raise value.refuse(f"`{value.op.partition('.')[0]}`")
+    return _reduction(value, each, reduction)
+
+
+@aten("binary_cross_entropy_with_logits.default")
+def _binary(value: Value, a: Arguments) -> Value:
+    x, y, reduction = a["self"], a["target"], a["reduction"]
+    if reduction == 1 and x.shape == y.shape:
+        return value.make("binary_cross_entropy", x=x, targets=y)
+    each = x.make(
+        "pointwise",
+        function="subtract",
+        xs=[x.make("pointwise", function="softplus", xs=[x]), x.make("pointwise", function="multiply", xs=[x, y])],
+    )
+    return _reduction(value, each, reduction)
+
+
+def _reduction(value: Value, each: Value, reduction: int) -> Value:
+    if reduction == 0:
+        return each
+    return reduced(value, "mean" if reduction == 1 else "sum", each, list(range(each.rank)), False)
+
+
+@aten("constant_pad_nd.default", "pad.default")
+def _pad(value: Value, a: Arguments) -> Value:
+    pad, fill = list(a["pad"]), number(a["value"]) or 0
+    x: Value = a["self"]
+    if value.op == "pad.default" and a["mode"] != "constant":
+        raise value.refuse(f"padding of mode {a['mode']}")
+    for i in range(0, len(pad), 2):
+        dim = x.rank - 1 - i // 2
+        parts = []
+        for count in (pad[i], None, pad[i + 1]):
+            if count is None:
+                parts.append(x)
+            elif count > 0:
+                made = value.make("constant", (*x.shape[:dim], count, *x.shape[dim + 1 :]), x.dtype, name="")
+                made.constant = torch.full(made.shape, fill, dtype=x.dtype)
+                parts.append(made)
+            elif count < 0:
+                raise value.refuse("padding that cuts off")
+        if len(parts) > 1:
+            shape = (*x.shape[:dim], sum(part.shape[dim] for part in parts), *x.shape[dim + 1 :])
+            x = value.make("concat", shape, x.dtype, xs=parts, dim=dim)
+    return x

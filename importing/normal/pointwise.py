@@ -1,0 +1,272 @@
+"""Elementwise operations."""
+
+from __future__ import annotations
+
+import torch
+
+from partita.importing.graph import Value, number
+from partita.importing.normal.arguments import Arguments, aten
+from partita.importing.normal.views import expanded, integer
+
+UNARY = {
+    "abs": "abs",
+    "cos": "cos",
+    "erf": "erf",
+    "exp": "exp",
+    "floor": "floor",
+    "log": "log",
+    "log_sigmoid": "log_sigmoid",
+    "logical_not": "not",
+    "neg": "negate",
+    "relu": "relu",
+    "round": "round",
+    "rsqrt": "rsqrt",
+    "sigmoid": "sigmoid",
+    "sign": "sign",
+    "silu": "silu",
+    "sin": "sin",
+    "sqrt": "sqrt",
+    "tanh": "tanh",
+    "bitwise_not": "not",
+    "logsigmoid": "log_sigmoid",
+    "special_erf": "erf",
+}
+BINARY = {
+    "add": "add",
+    "sub": "subtract",
+    "subtract": "subtract",
+    "mul": "multiply",
+    "multiply": "multiply",
+    "div": "divide",
+    "divide": "divide",
+    "true_divide": "divide",
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "logical_and": "and",
+    "logical_or": "or",
+    "__and__": "and",
+    "__or__": "or",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "atan2": "atan2",
+    "logaddexp": "logaddexp",
+}
+LOGIC = {"and", "or", "not"}
+
+
+def pointwise(value: Value, function: str, *xs: object) -> Value:
+    """A function of broadcast operands at a value's place, which has its shape."""
+    return value.make("pointwise", function=function, xs=list(xs))
+
+
+@aten(*(f"{name}.default" for name in UNARY))
+def _unary(value: Value, a: Arguments) -> Value:
+    function, x = UNARY[value.op.partition(".")[0]], a["self"]
+    if function in LOGIC and x.dtype != torch.bool:
+        raise value.refuse(f"`{function}` of bits")
+    return pointwise(value, function, x)
+
+
+@aten(*(f"{name}.{overload}" for name in BINARY for overload in ("Tensor", "Scalar", "default")))
+@aten("max.other", "min.other")
+def _binary(value: Value, a: Arguments) -> Value:
+    name = value.op.partition(".")[0]
+    function = {"max": "maximum", "min": "minimum"}.get(name) or BINARY[name]
+    x, y = a["self"], a["other"]
+    if function in LOGIC and x.dtype != torch.bool:
+        raise value.refuse(f"`{function}` of bits")
+    times = a["alpha"] if "alpha" in value.args else 1
+    if times != 1:
+        y = y * times if isinstance(y, int | float) else y.make("pointwise", function="multiply", xs=[y, times])
+    neutral = {"add": 0, "subtract": 0, "multiply": 1, "divide": 1}.get(function)
+    if neutral is not None and number(y) == neutral and x.dtype == value.dtype:
+        return expanded(value, x, value.shape)
+    if function in ("add", "multiply") and number(x) == neutral and isinstance(y, Value) and y.dtype == value.dtype:
+        return expanded(value, y, value.shape)
+    if function == "divide":
+        x, y = (_floating(value, each) for each in (x, y))
+    return pointwise(value, function, *(_alike(value, each, (x, y)) for each in (x, y)))
+
+
+def _floating(value: Value, x: object) -> object:
+    """An operand of a division, which is one of floats."""
+    return x.make("cast", x.shape, value.dtype, x=x) if isinstance(x, Value) and not x.is_float else x
+
+
+def _alike(value: Value, x: object, operands: tuple[object, ...]) -> object:
+    """An operand in the dtype that all of them have together."""
+    dtypes = [each.dtype for each in operands if isinstance(each, Value)]
+    if not isinstance(x, Value) or number(x) is not None or len(dtypes) < 2:
+        return x
+    floats = any(each.is_float for each in operands if isinstance(each, Value))
+    whole = any(integer(dtype) for dtype in dtypes)
+    if floats and not x.is_float:
+        return x.make("cast", x.shape, torch.float32, x=x)
+    return x.make("cast", x.shape, torch.int64, x=x) if whole and x.dtype == torch.bool else x
+
+
+@aten("rsub.Scalar", "rsub.Tensor")
+def _rsub(value: Value, a: Arguments) -> Value:
+    return pointwise(value, "subtract", a["other"], a["self"])
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default", "floor_divide.Scalar")
+def _floor_divide(value: Value, a: Arguments) -> Value:
+    mode = a["rounding_mode"] if "rounding_mode" in value.args else "floor"
+    x, y = a["self"], a["other"]
+    if mode is None:
+        return pointwise(value, "divide", x, y)
+    if value.is_float:
+        divided = pointwise(value, "divide", x, y)
+        return pointwise(value, "floor", divided) if mode == "floor" else value.make("truncate", x=divided)
+    return pointwise(value, "floor_divide", x, y)
+
+
+@aten("remainder.Scalar", "remainder.Tensor")
+def _remainder(value: Value, a: Arguments) -> Value:
+    return pointwise(value, "remainder", a["self"], a["other"])
+
+
+@aten("pow.Tensor_Scalar", "pow.Scalar", "pow.Tensor_Tensor")
+def _power(value: Value, a: Arguments) -> Value:
+    x, p = a["self"], a["exponent"]
+    if value.op == "pow.Scalar":  # 2 ** x
+        scaled = p.make(
+            "pointwise", function="multiply", xs=[p, float(torch.tensor(float(x), dtype=torch.float64).log())]
+        )
+        return pointwise(value, "exp", scaled)
+    exponent = number(p)
+    if exponent == 0.5:
+        return pointwise(value, "sqrt", x)
+    if exponent == -0.5:
+        return pointwise(value, "rsqrt", x)
+    if exponent == 2:
+        return pointwise(value, "multiply", x, x)
+    if exponent == 1:
+        return expanded(value, x, value.shape)
+    if exponent is None:
+        raise value.refuse("a power whose exponent is a tensor")
+    return pointwise(value, "power", x, exponent)
+
+
+@aten("square.default")
+def _square(value: Value, a: Arguments) -> Value:
+    return pointwise(value, "multiply", a["self"], a["self"])
+
+
+@aten("reciprocal.default")
+def _reciprocal(value: Value, a: Arguments) -> Value:
+    return pointwise(value, "divide", 1.0, a["self"])
+
+
+@aten("log1p.default", "expm1.default", "log2.default")
+def _near(value: Value, a: Arguments) -> Value:
+    x = a["self"]
+    if value.op == "log1p.default":
+        return pointwise(value, "log", value.make("pointwise", function="add", xs=[x, 1]))
+    if value.op == "expm1.default":
+        return pointwise(value, "subtract", value.make("pointwise", function="exp", xs=[x]), 1)
+    return pointwise(value, "divide", value.make("pointwise", function="log", xs=[x]), 0.6931471805599453)
+
+
+@aten("gelu.default")
+def _gelu(value: Value, a: Arguments) -> Value:
+    return pointwise(value, "gelu" if a["approximate"] == "tanh" else "exact_gelu", a["self"])
+
+
+@aten("softplus.default")
+def _softplus(value: Value, a: Arguments) -> Value:
+    a.ignored("threshold")  # beyond it softplus is linear to the last bit
+    beta = a["beta"]
+    x = a["self"]
+    if beta == 1:
+        return pointwise(value, "softplus", x)
+    scaled = value.make("pointwise", function="multiply", xs=[x, beta])
+    return pointwise(value, "divide", value.make("pointwise", function="softplus", xs=[scaled]), beta)
+
+
+@aten(
+    "leaky_relu.default", "elu.default", "relu6.default", "hardtanh.default", "hardsigmoid.default", "hardswish.default"
+)
+@aten("mish.default", "prelu.default", "celu.default", "selu.default")
+def _activation(value: Value, a: Arguments) -> Value:
+    x, name = a["self"], value.op.partition(".")[0]
+
+    def of(function: str, *xs: object) -> Value:
+        return pointwise(value, function, *xs)
+
+    if name == "leaky_relu":
+        return of("maximum", x, of("multiply", x, a["negative_slope"]))
+    if name == "prelu":
+        weight = a["weight"]
+        return of("add", of("maximum", x, 0), of("multiply", weight, of("minimum", x, 0)))
+    if name in ("elu", "celu", "selu"):
+        alpha, scale = (
+            float(a[key] if key in value.args or key in value.defaults else 1) for key in ("alpha", "scale")
+        )
+        inner = float(a["input_scale"]) if "input_scale" in value.defaults else 1.0
+        below = of("minimum", x, 0)
+        below = of("multiply", below, inner) if inner != 1 else below
+        below = of("multiply", of("subtract", of("exp", below), 1), alpha)
+        made = of("add", of("relu", x), below)
+        return of("multiply", made, scale) if scale != 1 else made
+    if name == "mish":
+        return of("multiply", x, of("tanh", of("softplus", x)))
+    if name in ("relu6", "hardtanh"):
+        low, high = (0, 6) if name == "relu6" else (a["min_val"], a["max_val"])
+        return of("minimum", of("maximum", x, low), high)
+    sixth = of("divide", of("minimum", of("maximum", of("add", x, 3), 0), 6), 6)
+    return sixth if name == "hardsigmoid" else of("multiply", x, sixth)
+
+
+@aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clip.default")
+def _clamp(value: Value, a: Arguments) -> Value:
+    made, low, high = a["self"], a["min"], a["max"]
+    if low is not None:
+        made = pointwise(value, "maximum", made, low)
+    return made if high is None else pointwise(value, "minimum", made, high)
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(value: Value, a: Arguments) -> Value:
+    return pointwise(value, "where", a["condition"], a["self"], a["other"])
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(value: Value, a: Arguments) -> Value:
+    x, mask = a["self"], a["mask"]
+    fill = number(a["value"])
+    return pointwise(value, "where", mask, fill, x)
+
+
+@aten("lerp.Scalar")
+def _lerp(value: Value, a: Arguments) -> Value:
+    start, end, weight = a["self"], a["end"], a["weight"]
+    return pointwise(
+        value, "add", start, pointwise(value, "multiply", pointwise(value, "subtract", end, start), weight)
+    )
+
+
+@aten("dropout.default", "feature_dropout.default")
+def _dropout(value: Value, a: Arguments) -> Value:
+    x, rate, training = a["input"], float(a["p"]), a["train"]
+    if value.op == "feature_dropout.default" and rate and training:
+        raise value.refuse("dropout of whole channels")
+    return value.make("dropout", x=x, rate=rate) if rate and training else x
+
+
+@aten("zeros_like.default", "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default")
+@aten("new_full.default")
+def _filled(value: Value, a: Arguments) -> Value:
+    a.ignored("self", "dtype", "size")
+    name = value.op.partition(".")[0]
+    fill = a["fill_value"] if "full" in name else 1 if "ones" in name else 0
+    made = value.make("constant", name="")
+    made.constant = torch.full(value.shape, fill, dtype=value.dtype)
+    return made

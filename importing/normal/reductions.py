@@ -1,0 +1,79 @@
+"""Reductions, and what works along one dimension."""
+
+from __future__ import annotations
+
+from partita.importing.graph import Value
+from partita.importing.normal.arguments import Arguments, aten
+from partita.importing.normal.pointwise import pointwise
+from partita.importing.normal.views import viewed
+
+
+def reduced(value: Value, function: str, x: Value, dims: list[int], keep: bool) -> Value:
+    """A reduction at a value's place."""
+    shape = tuple(1 if dim in dims else size for dim, size in enumerate(x.shape))
+    made = value.make("reduce", shape, function=function, x=x, dims=dims)
+    return made if keep else viewed(value, made, tuple(size for dim, size in enumerate(x.shape) if dim not in dims))
+
+
+@aten("mean.dim", "sum.dim_IntList", "amax.default", "amin.default", "mean.default", "sum.default")
+@aten("max.default", "min.default", "logsumexp.default", "any.dim", "all.dim")
+def _reduction(value: Value, a: Arguments) -> Value:
+    function = value.op.partition(".")[0].removeprefix("a")
+    if function in ("ny", "ll"):
+        raise value.refuse(f"`{value.op.partition('.')[0]}` of booleans")
+    x, given = a["self"], a["dim"]
+    a.ignored("dtype")
+    dims = [int(dim) % x.rank for dim in (given if isinstance(given, list) else [given])] if given else []
+    return reduced(value, function, x, dims or list(range(x.rank)), bool(a["keepdim"]))
+
+
+@aten("var.correction", "std.correction", "var.dim", "std.dim", "var.default", "std.default")
+def _variance(value: Value, a: Arguments) -> Value:
+    x, given = a["self"], a["dim"]
+    dims = [int(dim) % x.rank for dim in given] if given else list(range(x.rank))
+    correction = a["correction"] if "correction" in value.defaults else int(bool(a["unbiased"]))
+    correction = 1 if correction is None else correction
+    count = 1
+    for dim in dims:
+        count *= x.shape[dim]
+    off = value.make("pointwise", x.shape, x.dtype, function="subtract", xs=[x, reduced(value, "mean", x, dims, True)])
+    squares = off.make("pointwise", function="multiply", xs=[off, off])
+    made = reduced(value, "mean", squares, dims, bool(a["keepdim"]))
+    if correction:
+        made = made.make("pointwise", function="multiply", xs=[made, count / (count - correction)])
+    return made if value.op.startswith("var") else pointwise(value, "sqrt", made)
+
+
+@aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
+def _vector_norm(value: Value, a: Arguments) -> Value:
+    x, power, given = a["self"], a["ord" if "ord" in value.defaults else "p"], a["dim"]
+    a.ignored("dtype")
+    dims = [int(dim) % x.rank for dim in given] if given else list(range(x.rank))
+    if power == 1:
+        return reduced(value, "sum", x.make("pointwise", function="abs", xs=[x]), dims, bool(a["keepdim"]))
+    if power != 2 and power is not None:
+        raise value.refuse(f"a norm of order {power}")
+    squares = x.make("pointwise", function="multiply", xs=[x, x])
+    return pointwise(value, "sqrt", reduced(value, "sum", squares, dims, bool(a["keepdim"])))
+
+
+@aten("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default", "cumsum.default")
+def _along(value: Value, a: Arguments) -> Value:
+    a.ignored("dtype", "half_to_float")
+    function = value.op.partition(".")[0].removeprefix("_")
+    x, dim = a["self"], a.dim()
+    if function == "cumsum" and x.dtype != value.dtype:
+        x = x.make("cast", x.shape, value.dtype, x=x)
+    return value.make("along", function=function, x=x, dim=dim)
+
+
+@aten("argmax.default", "argmin.default")
+def _arg_max(value: Value, a: Arguments) -> Value:
+    x = a["self"]
+    if a["dim"] is None:
+        raise value.refuse("`argmax` over all dimensions")
+    dim = a.dim()
+    x = x if value.op.startswith("argmax") else x.make("pointwise", function="negate", xs=[x])
+    shape = tuple(1 if i == dim else size for i, size in enumerate(x.shape))
+    made = value.make("arg_max", shape, x=x, dim=dim)
+    return made if a["keepdim"] else viewed(value, made)

@@ -1,0 +1,292 @@
+"""Views, casts, and parts of dimensions."""
+
+from __future__ import annotations
+
+import torch
+
+from partita.importing.graph import FLOATS, Value
+from partita.importing.normal.arguments import Arguments, aten
+
+
+@aten("alias.default", "clone.default", "contiguous.default", "detach.default", "detach_.default")
+@aten("lift_fresh_copy.default", "positive.default")
+def _same(value: Value, a: Arguments) -> Value:
+    x: Value = a["self"]
+    return x
+
+
+@aten("to.dtype", "to.dtype_layout", "to.device", "_to_copy.default", "to.other", "type_as.default")
+def _cast(value: Value, a: Arguments) -> Value:
+    a.ignored("dtype", "other")
+    x: Value = a["self"]
+    same = value.dtype == x.dtype or (value.dtype in FLOATS and x.dtype in FLOATS)
+    return x if same else value.make("cast", x=x)
+
+
+@aten("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int")
+@aten("unsqueeze.default", "squeeze.dim", "squeeze.dims", "squeeze.default", "view_as.default")
+def _view(value: Value, a: Arguments) -> Value:
+    a.ignored("size", "shape", "start_dim", "end_dim", "dim", "sizes", "other")
+    x: Value = a["self"]
+    return viewed(value, x)
+
+
+def viewed(value: Value, x: Value, shape: tuple[int, ...] | None = None) -> Value:
+    """The elements of x in other dimensions; a view of a view is one."""
+    shape = value.shape if shape is None else shape
+    if x.shape == shape:
+        return x
+    if x.op == "view":
+        return viewed(value, x.args["x"], shape)
+    return value.make("view", shape, x.dtype, x=x)
+
+
+@aten("transpose.int", "t.default", "permute.default", "numpy_T.default", "mT.default", "swapaxes.default")
+@aten("movedim.int")
+def _permute(value: Value, a: Arguments) -> Value:
+    x: Value = a["self"]
+    order = list(range(x.rank))
+    if value.op == "permute.default":
+        order = [int(dim) % x.rank for dim in a["dims"]]
+    elif value.op in ("t.default", "numpy_T.default"):
+        order.reverse()
+    elif value.op == "movedim.int":
+        source, to = a.dim("source"), a.dim("destination")
+        order.insert(to, order.pop(source))
+    else:
+        first, second = (-2, -1) if value.op == "mT.default" else _two(value, a)
+        order[first], order[second] = order[second], order[first]
+    return permuted(value, x, order)
+
+
+def _two(value: Value, a: Arguments) -> tuple[int, int]:
+    names = ("axis0", "axis1") if value.op == "swapaxes.default" else ("dim0", "dim1")
+    return a.dim(names[0]), a.dim(names[1])
+
+
+def permuted(value: Value, x: Value, order: list[int]) -> Value:
+    """The dimensions of x in another order."""
+    if x.op == "permute":
+        return permuted(value, x.args["x"], [x.args["order"][dim] for dim in order])
+    if order == sorted(order):
+        return x
+    return value.make("permute", [x.shape[dim] for dim in order], x.dtype, x=x, order=order)
+
+
+@aten("expand.default", "expand_as.default", "broadcast_to.default", "expand_copy.default")
+def _expand(value: Value, a: Arguments) -> Value:
+    a.ignored("size", "other")
+    x: Value = a["self"]
+    return expanded(value, x, value.shape)
+
+
+def expanded(value: Value, x: Value, shape: tuple[int, ...]) -> Value:
+    """x, repeated along dimensions that it lacks."""
+    return x if x.shape == shape else value.make("expand", shape, x.dtype, x=x)
+
+
+@aten("repeat.default", "tile.default")
+def _repeat(value: Value, a: Arguments) -> Value:
+    x: Value = a["self"]
+    times = list(a["repeats" if value.op == "repeat.default" else "dims"])
+    shape = (1,) * (len(times) - x.rank) + x.shape
+    if any(size != 1 and count != 1 for size, count in zip(shape, times, strict=True)):
+        # Each dimension becomes two, the copies and what is copied.
+        pairs = [each for size, count in zip(shape, times, strict=True) for each in (count, size)]
+        one = [each for size in shape for each in (1, size)]
+        return viewed(value, expanded(value, viewed(value, x, tuple(one)), tuple(pairs)))
+    return expanded(value, viewed(value, x, shape), value.shape)
+
+
+@aten("repeat_interleave.self_int")
+def _interleave(value: Value, a: Arguments) -> Value:
+    x, count = a["self"], int(a["repeats"])
+    dim = a.dim()
+    a.ignored("output_size")
+    shape = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
+    inserted = viewed(value, x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
+    return viewed(value, expanded(value, inserted, shape))
+
+
+@aten("slice.Tensor")
+def _slice(value: Value, a: Arguments) -> Value:
+    x, dim, step = a["self"], a.dim(), int(a["step"])
+    a.ignored("end")
+    start, size = a["start"] or 0, x.shape[dim]
+    start = max(0, start + size) if start < 0 else min(start, size)
+    if step != 1:
+        return _every(value, x, dim, start, step)
+    return sliced(value, x, dim, start, value.shape[dim])
+
+
+def sliced(value: Value, x: Value, dim: int, start: int, size: int) -> Value:
+    """A part of a dimension."""
+    if size == x.shape[dim]:
+        return x
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    made = value.make("slice", shape, x.dtype, x=x, dim=dim, start=start)
+    if x.constant is not None:
+        made.constant = x.constant.narrow(dim, start, size)
+    return made
+
+
+def _every(value: Value, x: Value, dim: int, start: int, step: int) -> Value:
+    """Every so many elements of a dimension: one of the second dimension that it splits into."""
+    if x.shape[dim] % step:
+        raise value.refuse(f"every {step} elements of {x.shape[dim]}")
+    split = viewed(value, x, (*x.shape[:dim], x.shape[dim] // step, step, *x.shape[dim + 1 :]))
+    return selected(value, split, dim + 1, start)
+
+
+@aten("select.int")
+def _select(value: Value, a: Arguments) -> Value:
+    dim = a.dim()
+    return selected(value, a["self"], dim, int(a["index"]))
+
+
+def selected(value: Value, x: Value, dim: int, index: int) -> Value:
+    """One element of a dimension, which is gone."""
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    if x.shape[dim] == 1:
+        return viewed(value, x, shape)
+    made = value.make("select", shape, x.dtype, x=x, dim=dim, index=index % x.shape[dim])
+    if x.constant is not None:
+        made.constant = x.constant.select(dim, index)
+    return made
+
+
+@aten("cat.default", "concat.default", "concatenate.default")
+def _concat(value: Value, a: Arguments) -> Value:
+    given = [each for each in a["tensors"] if 0 not in each.shape]  # a part may be empty
+    dim = a.dim(rank=value.rank)
+    return given[0] if len(given) == 1 else value.make("concat", xs=given, dim=dim)
+
+
+@aten("stack.default")
+def _stack(value: Value, a: Arguments) -> Value:
+    dim = a.dim(rank=value.rank)
+    xs = [viewed(value, each, (*each.shape[:dim], 1, *each.shape[dim:])) for each in a["tensors"]]
+    return value.make("concat", xs=xs, dim=dim)
+
+
+@aten("getitem")
+def _getitem(value: Value, a: Arguments) -> Value:
+    """One of several results. Operations that have several are normalized here, from all of their arguments."""
+    source, index = a["x"], a["index"]
+    several = Arguments(source)
+    several.ignored("device")
+    function = SEVERAL.get(source.op)
+    if function is None:
+        raise source.refuse(f"`aten.{source.op}`")
+    made = function(value, several, index)
+    several.settle()
+    if value.constant is not None and made.constant is None:
+        made.constant = value.constant
+    return made
+
+
+def _split(value: Value, a: Arguments, index: int) -> Value:
+    x, dim = a["self"], a.dim()
+    size = x.shape[dim]
+    op = a.value.op
+    if op in ("split.Tensor", "chunk.default"):
+        step = int(a["split_size"]) if op == "split.Tensor" else -(-size // int(a["chunks"]))
+        sizes = [min(step, size - start) for start in range(0, size, step)]
+    else:
+        sizes = list(a["split_sizes"])
+    return sliced(value, x, dim, sum(sizes[:index]), sizes[index])
+
+
+def _unbind(value: Value, a: Arguments, index: int) -> Value:
+    dim = a.dim()
+    return selected(value, a["self"], dim, index)
+
+
+def _broadcast(value: Value, a: Arguments, index: int) -> Value:
+    return expanded(value, a["tensors"][index], value.shape)
+
+
+def _top(value: Value, a: Arguments, index: int) -> Value:
+    a.ignored("sorted", "largest")
+    x, count = a["self"], int(a["k"])
+    dim = a.dim()
+    return value.make("top", x=x, dim=dim, count=count, index=index)
+
+
+def _largest(value: Value, a: Arguments, index: int) -> Value:
+    dim, keep = a.dim(), bool(a["keepdim"])
+    if index != 0:
+        raise value.refuse("the places of `max`: write `argmax`")
+    x = a["self"]
+    shape = tuple(1 if i == dim else size for i, size in enumerate(x.shape))
+    function = "max" if a.value.op.startswith("max") else "min"
+    made = value.make("reduce", shape, x.dtype, function=function, x=x, dims=[dim])
+    return made if keep else viewed(value, made)
+
+
+def _native_dropout(value: Value, a: Arguments, index: int) -> Value:
+    x, rate, training = a["input"], float(a["p"]), a["train"]
+    if index != 0:
+        raise value.refuse("the mask of a dropout")
+    dropped: Value = x if not rate or training is False else value.make("dropout", x=x, rate=rate)
+    return dropped
+
+
+def _layer_norm(value: Value, a: Arguments, index: int) -> Value:
+    x, dims = a["input"], len(a["normalized_shape"])
+    if index != 0:
+        raise value.refuse("the statistics of a norm")
+    options = {"scale": a["weight"], "shift": a["bias"], "eps": float(a["eps"])}
+    return value.make("norm", function="layer_norm", x=x, dims=list(range(x.rank - dims, x.rank)), **options)
+
+
+def _batch_norm(value: Value, a: Arguments, index: int) -> Value:
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    x, scale, shift, mean, variance = (a[name] for name in names)
+    options = {"momentum": float(a["momentum"]), "eps": float(a["eps"]), "training": bool(a["training"])}
+    op = "batch_norm" if index == 0 else "batch_statistic"
+    return value.make(op, x=x, scale=scale, shift=shift, mean=mean, variance=variance, index=index, **options)
+
+
+SEVERAL = {
+    **dict.fromkeys(("split.Tensor", "split_with_sizes.default", "chunk.default", "split.sizes"), _split),
+    "unbind.int": _unbind,
+    "broadcast_tensors.default": _broadcast,
+    "topk.default": _top,
+    "max.dim": _largest,
+    "min.dim": _largest,
+    "native_dropout.default": _native_dropout,
+    "native_layer_norm.default": _layer_norm,
+    "_native_batch_norm_legit_functional.default": _batch_norm,
+}
+
+
+@aten("unfold.default")
+def _unfold(value: Value, a: Arguments) -> Value:
+    x, dim, size, step = a["self"], a.dim("dimension"), int(a["size"]), int(a["step"])
+    if size != step or x.shape[dim] % size:
+        raise value.refuse("windows that overlap: `unfold`")
+    split = viewed(value, x, (*x.shape[:dim], x.shape[dim] // size, size, *x.shape[dim + 1 :]))
+    order = [i for i in range(split.rank) if i != dim + 1] + [dim + 1]
+    return permuted(value, split, order)
+
+
+@aten("flip.default")
+def _flip(value: Value, a: Arguments) -> Value:
+    x: Value = a["self"]
+    for dim in a["dims"]:
+        x = value.make("along", x.shape, x.dtype, function="flip", x=x, dim=int(dim) % x.rank)
+    return x
+
+
+@aten("roll.default")
+def _roll(value: Value, a: Arguments) -> Value:
+    x: Value = a["self"]
+    for dim, by in zip(a["dims"], a["shifts"], strict=True):
+        x = value.make("roll", x.shape, x.dtype, x=x, dim=int(dim) % x.rank, by=int(by))
+    return x
+
+
+def integer(dtype: torch.dtype) -> bool:
+    """Whether a dtype is one of integers."""
+    return dtype not in FLOATS and dtype != torch.bool

@@ -1,0 +1,216 @@
+"""Attention that is written out, and what its masks say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import define
+
+from partita.importing.graph import Value, is_op, number
+from partita.importing.normal.views import permuted, viewed
+from partita.importing.patterns.constants import MASKED, mask_of
+from partita.importing.patterns.matching import applied, either
+
+
+@define
+class Scores:
+    """What scores are, from the outside to the product of queries and keys."""
+
+    product: Any
+    scale: float = 1.0
+    softcap: float | None = None
+    mask: Value | None = None
+    bias: Value | None = None
+
+    def forbid(self, forbidden: Value) -> None:
+        """Scores do not count where this is true."""
+        self.allow(forbidden.make("pointwise", function="not", xs=[forbidden]))
+        if self.mask is not None and forbidden.constant is not None and self.mask.constant is None:
+            self.mask.constant = ~forbidden.constant
+
+    def allow(self, allowed: Value) -> None:
+        """Scores count where this is true."""
+        if allowed.constant is None and applied(allowed, "not") is not None:
+            inner = applied(allowed, "not")
+            if inner is not None and inner[0].constant is not None:
+                allowed.constant = ~inner[0].constant
+        if self.mask is None:
+            self.mask = allowed
+            return
+        both = self.mask.make("pointwise", _joined(self.mask, allowed), function="and", xs=[self.mask, allowed])
+        if self.mask.constant is not None and allowed.constant is not None:
+            both.constant = self.mask.constant & allowed.constant
+        self.mask = both
+
+    def add(self, bias: Value) -> None:
+        """Something is added to the scores."""
+        if self.softcap is not None or self.scale != 1:
+            bias = bias.make("pointwise", function="multiply", xs=[bias, self.scale])
+        whole = bias if self.bias is None else None
+        self.bias = whole or bias.make("pointwise", _joined(bias, self.bias), function="add", xs=[self.bias, bias])
+
+
+def _joined(one: Value, other: Any) -> tuple[int, ...]:
+    ranks = max(one.rank, other.rank)
+    shapes = [(1,) * (ranks - len(shape)) + tuple(shape) for shape in (one.shape, other.shape)]
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def written_out(value: Value) -> Value | None:
+    """softmax(q · k · scale + mask) · v."""
+    if value.op != "einsum" or len(value.args["xs"]) != 2:
+        return None
+    weights, v = value.args["xs"]
+    names, value_names = value.args["letters"]
+    rate = 0.0
+    if is_op(weights, "dropout"):
+        rate, weights = weights.args["rate"], weights.args["x"]
+    if not is_op(weights, "along") or weights.args["function"] != "softmax" or weights.args["dim"] != weights.rank - 1:
+        return None
+    scores = _scores(weights.args["x"])
+    product = scores.product
+    if not is_op(product, "einsum") or len(product.args["xs"]) != 2 or product.shape != weights.shape:
+        return None
+    q, k = product.args["xs"]
+    (of_q, of_k), of_scores = product.args["letters"], product.args["out"]
+    key, query = of_scores[-1], of_scores[-2]
+    if key in of_q:
+        q, k, of_q, of_k = k, q, of_k, of_q
+    over = [letter for letter in of_q if letter not in of_scores]
+    if len(over) != 1 or query in of_k or key not in of_k or query not in of_q or over[0] not in of_k:
+        return None
+    batch, out = of_scores[:-2], value.args["out"]
+    place = dict(zip(names, of_scores, strict=True))  # letters of the second product, as those of the first
+    wide = [letter for letter in value_names if letter not in names]
+    if len(wide) != 1 or place[names[-1]] != key or names[-1] not in value_names or names[-1] in out:
+        return None
+    to = {letter: place.get(letter, "*") for letter in {*names, *value_names}}
+    v = _as(v, [to[letter] for letter in value_names], [*batch, key, "*"])
+    q, k = _as(q, of_q, [*batch, query, over[0]]), _as(k, of_k, [*batch, key, over[0]])
+    if q is None or k is None or v is None:
+        return None
+    usual = q.shape[-1] ** -0.5
+    scale = scores.scale * (scores.softcap or 1.0)
+    options = {
+        "mask": scores.mask,
+        "bias": scores.bias,
+        "causal": False,
+        "window": None,
+        "softcap": scores.softcap,
+        "sink": None,
+        "scale": None if abs(scale - usual) < 1e-6 * usual else scale,
+        "dropout": rate,
+        "grouped": False,
+    }
+    made = value.make("attend", (*weights.shape[:-1], v.shape[-1]), q=q, k=k, v=v, **options)
+    order = [*batch, query, "*"]
+    return permuted(value, made, [order.index(to[letter]) for letter in out])
+
+
+def _as(x: Value, letters: Any, wanted: list[str]) -> Value | None:
+    """A value with its dimensions in the wanted order; those that it lacks have size 1."""
+    if any(letter not in wanted for letter in letters):
+        return None
+    there = [letter for letter in wanted if letter in letters]
+    made = permuted(x, x, [list(letters).index(letter) for letter in there])
+    sizes = iter(made.shape)
+    return viewed(x, made, tuple(next(sizes) if letter in letters else 1 for letter in wanted))
+
+
+def _scores(x: Any) -> Scores:
+    found = Scores(x)
+    while True:
+        x = found.product
+        if (xs := applied(x, "where")) is not None:
+            condition, left, right = xs
+            if _low(left) and isinstance(right, Value):
+                found.forbid(condition)
+                found.product = right
+            elif _low(right) and isinstance(left, Value):
+                found.allow(condition)
+                found.product = left
+            else:
+                return found
+        elif applied(x, "add") is not None:
+            inner, other = next(
+                ((a, b) for a, b in either(x, "add") if _is_product(a)), (applied(x, "add") or [None, None])[:2]
+            )
+            if not isinstance(inner, Value) or not isinstance(other, Value) or number(other) is not None:
+                return found
+            found.add(other)
+            found.product = inner
+        elif (xs := applied(x, "multiply")) is not None and any(number(each) is not None for each in xs):
+            first = number(xs[0])
+            factor = number(xs[1]) if first is None else first
+            found.scale *= 0.0 if factor is None else float(factor)
+            found.product = xs[0] if first is None else xs[1]
+        elif (xs := applied(x, "divide")) is not None and number(xs[1]) is not None:
+            found.scale /= float(number(xs[1]) or 1.0)
+            found.product = xs[0]
+        elif (xs := applied(x, "tanh")) is not None and found.softcap is None:
+            found.softcap, found.scale, found.product = found.scale, 1.0, xs[0]
+        else:
+            return found
+
+
+def _low(x: Any) -> bool:
+    found = number(x)
+    return found is not None and found <= MASKED
+
+
+def _is_product(x: Any) -> bool:
+    """Whether a term leads to a product of queries and keys."""
+    while isinstance(x, Value):
+        if x.op == "einsum":
+            return len(x.args["xs"]) == 2
+        xs = applied(x, "multiply") or applied(x, "divide") or applied(x, "add") or applied(x, "tanh")
+        if xs is None:
+            return False
+        x = next((each for each in xs if isinstance(each, Value) and each.constant is None), None)
+    return False
+
+
+def masks(value: Value) -> Value | None:
+    """What the mask of an attention says: constants are causal, windows, or nothing at all."""
+    if value.op != "attend":
+        return None
+    args = dict(value.args)
+    bias = args["bias"]
+    if isinstance(bias, Value) and bias.constant is not None and mask_of(bias.constant) is not None:
+        args["bias"], known = None, bias
+        allowed = known.make("constant", known.shape, torch.bool, name="")
+        allowed.constant = known.constant == 0 if known.constant is not None else None
+        args["mask"] = allowed if args["mask"] is None else _both(args["mask"], allowed)
+    parts = _conjunction(args["mask"])
+    left = []
+    for part in parts:
+        said = mask_of(part.constant) if part.constant is not None else None
+        if said is None or (args["window"] is not None and said.window is not None):
+            left.append(part)
+            continue
+        args["causal"] = args["causal"] or said.causal
+        args["window"] = args["window"] if said.window is None else said.window
+    if len(left) == len(parts) and args["bias"] is bias:
+        return None
+    args["mask"] = None
+    for part in left:
+        args["mask"] = part if args["mask"] is None else _both(args["mask"], part)
+    return value.make("attend", **args)
+
+
+def _both(one: Value, other: Value) -> Value:
+    return one.make("pointwise", _joined(one, other), function="and", xs=[one, other])
+
+
+def _conjunction(mask: Any) -> list[Value]:
+    """The parts of a mask all of which must be true."""
+    if mask is None:
+        return []
+    xs = applied(mask, "and")
+    if xs is None or mask.constant is not None:
+        return [mask]
+    return [*_conjunction(xs[0]), *_conjunction(xs[1])]
+
+
+RULES = (written_out, masks)

@@ -1,0 +1,60 @@
+"""Constants, recognized by their elements."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+# What attention adds to a score that does not count is at most this.
+MASKED = -1e4
+
+
+@frozen
+class Mask:
+    """Which keys a query may attend to: those up to its own position if `causal`, and less than `window` away."""
+
+    causal: bool
+    window: int | None
+
+
+def mask_of(elements: Tensor) -> Mask | None:
+    """What a mask along [..., query, key] says: true, or 0, where a query may attend. None if it is another one."""
+    if elements.dim() < 2:
+        return None
+    if elements.dtype != torch.bool:
+        if not bool(((elements == 0) | (elements <= MASKED)).all()):
+            return None
+        elements = elements == 0
+    each = elements.reshape(-1, *elements.shape[-2:])
+    if not bool((each == each[:1]).all()):
+        return None
+    allowed = each[0]
+    queries, keys = allowed.shape
+    if bool(allowed.all()):
+        return Mask(False, None)
+    if queries != keys:
+        return None
+    behind = torch.arange(queries)[:, None] - torch.arange(keys)[None]
+    widest = int(behind[allowed].max()) + 1
+    if torch.equal(allowed, behind >= 0):
+        return Mask(True, None)
+    if torch.equal(allowed, (behind >= 0) & (behind < widest)):
+        return Mask(True, widest)
+    return Mask(False, widest) if torch.equal(allowed, behind.abs() < widest) else None
+
+
+def base_of(cosines: Tensor, sines: Tensor) -> float | None:
+    """The base of rotary positions whose angles at [position, pair] are position · base^(-pair / pairs)."""
+    positions, pairs = cosines.shape
+    if positions < 2:
+        return None
+    cosines, sines = cosines.double(), sines.double()
+    angles = torch.atan2(sines[1], cosines[1])
+    base = float(f"{float(angles[1] ** -pairs):.4g}") if pairs > 1 else 10_000.0
+    exact = torch.arange(positions).double()[:, None] * base ** (-torch.arange(pairs).double() / pairs)
+    near = all(
+        torch.allclose(ours, theirs, rtol=0, atol=2e-5)
+        for ours, theirs in ((exact.cos(), cosines), (exact.sin(), sines))
+    )
+    return base if near else None

@@ -1,0 +1,305 @@
+"""Whether a file computes what a module computes: loss, outputs, gradients, and buffers after a step, in f64.
+
+Two links: the module as it is, in f32, against its exported graph in f64, whose constants are made exact; and that
+graph against the file. All weights are drawn anew, and ids repeat, at several sizes, among them the example's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from partita.compiler.verify.proxy import single
+from partita.dsl.load import load
+from partita.dsl.names.correspondence import Weights
+from partita.dsl.spec import Spec
+from partita.importing.graph import NotUnderstood, Value
+from partita.importing.imported import Imported
+from partita.importing.writing.names import valid
+from partita.importing.writing.tree import base
+from partita.runtime.checkpoint.foreign import seen_as_ours, seen_as_theirs
+from partita.runtime.outputs import outputs
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
+
+TOLERANCE = 1e-9  # in f64, of the largest of a tensor
+ROUNDING = 2e-3  # of the module in f32
+LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
+DEVIATION = 0.2
+
+
+@frozen
+class Proof:
+    """At which sizes a file was compared, how far it is off, and where. `tensors`: the number of gradients."""
+
+    sizes: tuple[tuple[int, ...], ...]
+    error: float
+    worst: str
+    tensors: int
+    rounding: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the file equals the module."""
+        return self.error <= TOLERANCE and self.rounding <= ROUNDING
+
+
+def prove(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    imported: Imported,
+    told: Callable[[str], None] = lambda line: None,
+) -> Proof:
+    """Compare a file with its module. Raises NotUnderstood at the first sizes where they differ."""
+    free = free_axes(imported)
+    sizes: list[dict[str, int]] = []
+    error, worst, rounding, tensors = 0.0, "", 0.0, 0
+    module = deepcopy(module)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.par"
+        path.write_text(imported.text)
+        for number, candidates in enumerate(variants(imported, free)):
+            redraw(module, number)
+            for chosen in candidates:
+                given = drawn(imported, inputs, chosen, number)
+                if chosen not in sizes and _runs(module, given):
+                    break
+            else:
+                continue
+            sizes.append(chosen)
+            at = ", ".join(f"{axis} = {size}" for axis, size in chosen.items())
+            told(f"comparing at {at}")
+            off, place, own, tensors = _compared(module, given, imported, path, chosen)
+            if off > TOLERANCE or off != off or own > ROUNDING:
+                raise NotUnderstood(f"the file is off {off:.1g} at {at}, first at {place}")
+            if off >= error:
+                error, worst = off, place
+            rounding = max(rounding, own)
+    return Proof(tuple(tuple(each.values()) for each in sizes), error, worst, tensors, rounding)
+
+
+# ------------------------------------------------------------ sizes and numbers
+
+
+def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
+    """Axes that only inputs have: each with the inputs and the dimensions in which it is."""
+    program = imported.program
+    held = {
+        name
+        for value in program.solver.values
+        if value.op in ("parameter", "buffer", "part")
+        for dim in program.axes.of(value)
+        for name in dim
+    }
+    found: dict[str, list[tuple[str, int]]] = {}
+    fixed: set[str] = set(held) | set(program.axes.formulas)
+    for value in imported.graph.inputs:
+        if value not in program.solver.dims:
+            continue
+        for dim, names in enumerate(program.axes.of(value)):
+            if len(names) == 1:
+                found.setdefault(names[0], []).append((value.args["name"], dim))
+            fixed.update(names if len(names) > 1 else ())
+    return {name: places for name, places in found.items() if name not in fixed}
+
+
+def variants(imported: Imported, free: Mapping[str, object]) -> Iterator[list[dict[str, int]]]:
+    """Sizes of the free axes: those of the example first, then others, of which one is longer. Of each list the first
+    sizes that the module takes.
+    """
+    sizes = imported.program.axes.sizes
+    for batch, changes in ((0, (0,)), (2, (4, 2, -1, 0)), (3, (1, -2, 0)), (4, (13, 6, 3, -3, 0))):
+        yield [
+            {name: batch if batch and name == "batch" else max(2, sizes[name] + change) for name in free}
+            for change in changes
+        ]
+
+
+def _runs(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a module takes inputs of these sizes."""
+    try:
+        with torch.no_grad():
+            deepcopy(module)(**inputs)
+    except Exception:
+        return False
+    return True
+
+
+def redraw(module: nn.Module, seed: int) -> None:
+    """Draw all parameters of a module, and what its batch norms keep."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator) * DEVIATION + (0.5 if parameter.dim() == 1 else 0)
+            )
+        for name, buffer in module.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+
+
+def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
+    """Inputs of these sizes: ids are below the sizes of what they index, and some are 0, or repeat."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    program, found = imported.program, {}
+    names = {
+        value.args["name"]: program.axes.of(value) for value in imported.graph.inputs if value in program.solver.dims
+    }
+    for name, example in inputs.items():
+        shape = [
+            sizes.get(own[0], size) if len(own) == 1 else size
+            for own, size in zip(names.get(name, [()] * example.dim()), example.shape, strict=True)
+        ]
+        if example.is_floating_point():
+            found[name] = torch.randn(shape, generator=generator, dtype=torch.float32)
+            if bool((example >= 0).all()):
+                found[name] = found[name].abs() * float(example.abs().mean().clamp(min=1e-3))
+        elif example.dtype == torch.bool:
+            found[name] = torch.rand(shape, generator=generator) < 0.7
+        else:
+            limit = _limit(imported, name, int(example.max()) + 1)
+            found[name] = torch.randint(0, limit, shape, generator=generator).to(example.dtype)
+            if found[name].numel() > 2 and found[name].dim() > 1:
+                found[name].flatten()[0] = 0
+                found[name].flatten()[1] = found[name].flatten()[-1]
+    return found
+
+
+def _limit(imported: Imported, name: str, largest: int) -> int:
+    """What ids of an input are below: the smallest of what they index, or what the example shows."""
+    solver = imported.program.solver
+    limits = [largest]
+    for value in solver.values:
+        if value.op in ("cross_entropy", "token_nll") and _is_input(value.args["targets"], name):
+            x = value.args["x"]
+            limits.append(x.shape[1] if x.rank > 1 else x.shape[0])
+        elif value.op == "embedding" and _is_input(value.args["ids"], name):
+            limits.append(value.args["table"].shape[0])
+    return min(limits[1:], default=largest)
+
+
+def _is_input(value: Value, name: str) -> bool:
+    found = base(value)
+    return found.op == "input" and found.args["name"] == name
+
+
+# ------------------------------------------------------------ comparing
+
+
+def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
+    """The graph of a module in f64: what it computes in f32 for precision is f64 as well, and frequencies are exact."""
+    program = torch.export.export(module, (), kwargs=dict(inputs), strict=False)
+    graph: nn.Module = program.module(check_guards=False)
+    for inner in graph.modules():
+        if not isinstance(inner, torch.fx.GraphModule):
+            continue
+        for node in list(inner.graph.nodes):
+            if node.op == "call_function":
+                if "_assert" in str(node.target):
+                    inner.graph.erase_node(node)
+                    continue
+                node.args = tuple(_wider(each) for each in node.args)
+                node.kwargs = {key: _wider(each) for key, each in node.kwargs.items()}
+        inner.recompile()
+    graph.double()
+    for holder in graph.modules():
+        for name, tensor in [*holder._buffers.items(), *vars(holder).items()]:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                widened = _made_exact(tensor.double())
+                if name in holder._buffers:
+                    holder._buffers[name] = widened
+                else:
+                    setattr(holder, name, widened)
+    return graph
+
+
+def _wider(x: object) -> object:
+    return torch.float64 if x is torch.float32 else x
+
+
+def _made_exact(tensor: Tensor) -> Tensor:
+    """Frequencies of rotary positions, computed in f64: base^(-i / n)."""
+    if tensor.dim() == 1 and tensor.numel() > 1 and abs(float(tensor[0]) - 1) < 1e-12 and float(tensor[1]) < 1:
+        count = tensor.numel()
+        base = float(f"{float(tensor[1] ** -count):.4g}")
+        made = base ** (-torch.arange(count, dtype=torch.float64) / count)
+        if torch.allclose(made, tensor, rtol=1e-5):
+            return made
+    return tensor
+
+
+def _returned(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [each for each in (result.values() if isinstance(result, Mapping) else result) if isinstance(each, Tensor)]
+
+
+def _compared(
+    module: nn.Module, inputs: Mapping[str, Tensor], imported: Imported, path: Path, sizes: Mapping[str, int]
+) -> tuple[float, str, float, int]:
+    """How far the file is off the graph in f64, and where; how far the module is; and the number of gradients."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        rough = _returned(module(**inputs))
+        for name, value in module.named_buffers():
+            value.copy_(buffers[name])
+    graph = exact(deepcopy(module), inputs)
+    wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
+    held = {name: value.detach().clone() for name, value in [*module.named_buffers(), *graph.named_parameters()]}
+    held = {name: value.double() if value.is_floating_point() else value for name, value in held.items()}
+    results = _returned(graph(**wide))
+    loss = next(each for each in results if not each.dim())
+    torch.autograd.backward(loss)
+    gradients = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in graph.named_parameters()}
+    rounding = max(_off(a.double(), b.detach()) for a, b in zip(rough, results, strict=True))
+    spec = _spec(path, sizes)
+    weights = spec.weights["hf"]
+    ours = _ours(weights, held)
+    run = VirtualRun(prepare(single(spec)))
+    run.set_parameters(ours)
+    read = {valid(name): wide[name] for name in inputs}
+    batch = {each.name: read[each.name] for each in run.plan.program.inputs}
+    found, _ = run.step(1, batch)
+    off = [(abs(found - float(loss)) / max(1e-30, abs(float(loss))), "the loss")]
+    expected = _ours(weights, {**{n: torch.zeros_like(t) for n, t in held.items()}, **gradients})
+    made = run.gradients()
+    norm = float(sum((each.square().sum() for each in (expected[name] for name in made)), torch.zeros(()))) ** 0.5
+    off += [(_off(each, expected[name], LEAST * norm), f"the gradient of `{name}`") for name, each in made.items()]
+    theirs = [each.detach() for each in results if each.dim() and each.is_floating_point()]
+    for (name, output), wanted in zip(outputs(spec, ours, batch).items(), theirs, strict=False):
+        if output.numel() == wanted.numel():
+            off.append((_off(output.reshape(-1).sort().values, wanted.reshape(-1).sort().values), f"output `{name}`"))
+    return (*max(off), rounding, len(made))
+
+
+def _spec(path: Path, sizes: Mapping[str, int]) -> Spec:
+    spec, diagnostics = load(path, ("train.precision=f64", *(f"{axis}={size}" for axis, size in sizes.items())))
+    if spec is None:
+        raise NotUnderstood(f"the file is not valid: {diagnostics[0].message}")
+    return spec
+
+
+def _ours(weights: Weights, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters of ours, given those of theirs."""
+    found: dict[str, Tensor] = {}
+    for theirs in weights.tensors():
+        whole = next(tensors[name] for name in theirs.names if name in tensors)
+        for part in theirs.parts:
+            ours = found.setdefault(part.name, torch.empty(part.type.shape, dtype=whole.dtype))
+            seen_as_theirs(ours, part).copy_(seen_as_ours(whole.contiguous(), part, theirs.joined))
+    return found
+
+
+def _off(ours: Tensor, theirs: Tensor, least: float = 0.0) -> float:
+    if not theirs.numel():
+        return 0.0
+    return float((ours.double() - theirs.double()).abs().max() / max(float(theirs.abs().max()), least, 1e-30))

@@ -1,0 +1,97 @@
+"""Convolutions and windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.importing.factors import Dim, Solver, factors
+from partita.importing.graph import Value
+from partita.importing.said import Said, call, listed, number_text, says
+from partita.importing.writing.writer import Writer
+
+
+@factors("conv")
+def _conv(solver: Solver, value: Value) -> list[Dim]:
+    x, kernel = solver.dims[value.args["x"]], solver.dims[value.args["kernel"]]
+    groups, channels = value.args["groups"], value.args["x"].shape[1]
+    if groups == 1:
+        solver.unify(x[1], kernel[1], value)
+    elif groups == channels == value.shape[1]:
+        solver.unify(x[1], kernel[0], value)
+    else:
+        raise value.refuse("a convolution in groups of several channels")
+    return [x[0], kernel[0], *_places(solver, value, x[2:], value.args["x"].shape[2:])]
+
+
+def _places(solver: Solver, value: Value, dims: Sequence[Dim], sizes: Sequence[int]) -> list[Dim]:
+    """The places at which a window stands: those of the image where it stands at each."""
+    made = []
+    for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
+        wide = value.shape[2 + i]
+        made.append(dim if wide == size else solver.fresh([wide])[0])
+    return made
+
+
+@says("conv")
+def _say_conv(write: Writer, value: Value) -> Said:
+    places = list(range(2, value.rank))
+    args = value.args
+    x, old = write.single(write(args["x"]), args["x"], places)
+    kernel, window = write.single(write(args["kernel"]), args["kernel"], places)
+    new = [names[0] if len(names) == 1 else write.merged_name(names) for names in write.names_of(value)[2:]]
+    if any(not name for name in (*old, *new)):
+        raise value.refuse("a convolution over a dimension of size 1")
+    depthwise = args["groups"] != 1
+    options = {
+        "over": None if depthwise else listed(x.dims[1]),
+        "groups": listed(x.dims[1]) if depthwise else None,
+        "stride": _same(args["stride"], 1),
+        "padding": _same(args["padding"], 0),
+        "dilation": _same(args["dilation"], 1),
+        "size": f"[{', '.join(window)}]",
+    }
+    arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
+    out = x.dims[1] if depthwise else kernel.dims[0]
+    axes = (*(name for name in x.axes if name not in (*old, *x.dims[1])), *out, *new)
+    made = Said(call("conv", x.text, kernel.text, arrow, **options), (x.dims[0], out, *((name,) for name in new)), axes)
+    for dim, names in enumerate(write.names_of(value)[2:], 2):
+        made = write.split(made, dim, names)
+    return made
+
+
+def _same(numbers: Sequence[int], usual: int) -> str | None:
+    if all(each == usual for each in numbers):
+        return None
+    return number_text(numbers[0]) if len({*numbers}) == 1 else f"[{', '.join(map(number_text, numbers))}]"
+
+
+@factors("patches")
+def _patches(solver: Solver, value: Value) -> list[Dim]:
+    x, count = solver.dims[value.args["x"]], len(value.args["size"])
+    first = value.args["x"].rank - count
+    made = list(x[:first])
+    for i, dim in enumerate(x[first:], first):
+        made.append(dim if value.shape[i] == value.args["x"].shape[i] else solver.fresh([value.shape[i]])[0])
+    return [*made, *solver.fresh(value.args["size"])]
+
+
+@says("patches")
+def _say_patches(write: Writer, value: Value) -> Said:
+    args, count = value.args, len(value.args["size"])
+    first = args["x"].rank - count
+    x, old = write.single(write(args["x"]), args["x"], list(range(first, args["x"].rank)))
+    names = write.names_of(value)
+    new = [each[0] if len(each) == 1 else write.merged_name(each) for each in names[first : first + count]]
+    window = [each[0] for each in names[first + count :]]
+    dilation = args["dilation"] if isinstance(args["dilation"], list) else [args["dilation"]]
+    options = {
+        "size": f"[{', '.join(window)}]",
+        "stride": _same(args["stride"], 1),
+        "padding": _same(args["padding"], 0),
+        "dilation": _same(dilation, 1),
+        "fill": number_text(args["fill"]) if args["fill"] and any(args["padding"]) else None,
+    }
+    arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
+    dims = (*x.dims[:first], *((name,) for name in (*new, *window)))
+    axes = (*(name for name in x.axes if name not in old), *new, *window)
+    return Said(call("patches", x.text, arrow, **options), dims, axes)

@@ -1,0 +1,166 @@
+"""Norms, embeddings and losses."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from partita.importing.factors import Dim, Solver, factors
+from partita.importing.graph import Value
+from partita.importing.said import CALL, PRODUCT, SUM, Said, call, listed, number_text, says
+from partita.importing.writing.writer import Writer
+
+
+@factors("norm")
+def _norm(solver: Solver, value: Value) -> list[Dim]:
+    dims = solver.dims[value.args["x"]]
+    for slot in ("scale", "shift"):
+        vector = value.args[slot]
+        if vector is not None:
+            for own, dim in zip(solver.dims[vector], value.args["dims"], strict=True):
+                solver.unify(own, dims[dim], value)
+    return dims
+
+
+@says("norm")
+def _say_norm(write: Writer, value: Value) -> Said:
+    x = write(value.args["x"])
+    over = [name for dim in value.args["dims"] for name in x.dims[dim]]
+    vectors = {}
+    for slot in ("scale", "shift"):
+        vector = value.args[slot]
+        if vector is not None:
+            vectors[slot] = write(vector).renamed([x.dims[dim] for dim in value.args["dims"]]).text
+    eps = write.constant("eps", value.args["eps"])
+    return evolve(x, text=call(value.args["function"], x.text, over=listed(over), **vectors, eps=eps), binds=CALL)
+
+
+@factors("group_norm")
+def _group_norm(solver: Solver, value: Value) -> list[Dim]:
+    dims = solver.dims[value.args["x"]]
+    for slot in ("scale", "shift"):
+        if value.args[slot] is not None:
+            solver.unify(solver.dims[value.args[slot]][0], dims[1], value)
+    return dims
+
+
+@says("group_norm")
+def _say_group_norm(write: Writer, value: Value) -> Said:
+    """A layer norm of each group of channels, and of all places."""
+    x, (channels,) = write.single(write(value.args["x"]), value.args["x"], [1])
+    groups, whole = value.args["groups"], value.shape[1]
+    rest = [name for dim in x.dims[2:] for name in dim]
+    eps = write.constant("eps", value.args["eps"])
+    if groups == whole:
+        text = call("layer_norm", x.text, over=listed(rest), eps=eps)
+    else:
+        parts = write.parts_of(channels, ("norm_groups", groups), ("norm_part", whole // groups))
+        over = [parts[1], *rest] if groups != 1 else [channels, *rest]
+        inside = x.text if groups == 1 else call("split", x.text, f"{channels} -> [{', '.join(parts)}]")
+        text = call("layer_norm", inside, over=listed(over), eps=eps)
+        text = text if groups == 1 else call("merge", text, f"[{', '.join(parts)}] -> {channels}")
+    made = write.split(evolve(x, text=text, binds=CALL), 1, write.names_of(value)[1])
+    for slot, sign, binds in (("scale", "*", PRODUCT), ("shift", "+", SUM)):
+        if value.args[slot] is not None:
+            vector = write(value.args[slot])
+            made = evolve(made, text=f"{made.within(binds)} {sign} {vector.within(binds)}", binds=binds)
+    return made
+
+
+@factors("batch_norm")
+def _batch_norm(solver: Solver, value: Value) -> list[Dim]:
+    dims = solver.dims[value.args["x"]]
+    for slot in ("scale", "shift", "mean", "variance"):
+        if value.args[slot] is not None:
+            solver.unify(solver.dims[value.args[slot]][0], dims[1], value)
+    return dims
+
+
+@says("batch_norm")
+def _say_batch_norm(write: Writer, value: Value) -> Said:
+    """A block, which keeps running statistics."""
+    x = write(value.args["x"])
+    over = [name for i, dim in enumerate(x.dims) if i != 1 for name in dim]
+    return write.batch_norm(value, x, over)
+
+
+@factors("embedding")
+def _embedding(solver: Solver, value: Value) -> list[Dim]:
+    return [*solver.dims[value.args["ids"]], *solver.dims[value.args["table"]][1:]]
+
+
+@says("embedding")
+def _say_embedding(write: Writer, value: Value) -> Said:
+    ids, table, padding = value.args["ids"], write(value.args["table"]), value.args["padding"]
+    (over,) = table.dims[0] if len(table.dims[0]) == 1 else (None,)
+    if over is None:
+        table, (over,) = write.single(table, value.args["table"], [0])
+    of_ids = write(ids)
+    if not of_ids.axes and of_ids.text.lstrip("-").isdigit():
+        dims = (*of_ids.dims, *table.dims[1:])
+        return Said(call("gather", table.text, of_ids.text, along=over), dims, table.axes[1:], dtype=table.dtype)
+    counted = of_ids.text.removeprefix("iota(").removesuffix(")")
+    taken = set(of_ids.axes)
+    rest = [tuple(write.second(name) if name in taken else name for name in names) for names in table.dims[1:]]
+    table = table.renamed([table.dims[0], *rest])
+    dims = (*of_ids.dims, *table.dims[1:])
+    axes = (*of_ids.axes, *(name for name in table.axes if name != over))
+    if of_ids.text == f"iota({counted})" and counted.isidentifier():
+        if counted == over:
+            return evolve(table, dims=dims)
+        return Said(call("slice", table.text, f"{over} -> {counted}"), dims, axes, dtype=table.dtype)
+    return Said(call("embedding", of_ids.text, table.text, over=over, padding=padding), dims, axes, dtype=table.dtype)
+
+
+@factors("cross_entropy", "token_nll")
+def _cross_entropy(solver: Solver, value: Value) -> list[Dim]:
+    dims = solver.dims[value.args["x"]]
+    classes = 1 if len(dims) > 1 else 0
+    rest = [dim for i, dim in enumerate(dims) if i != classes]
+    for one, other in zip(rest, solver.dims[value.args["targets"]], strict=True):
+        solver.unify(one, other, value)
+    return [] if value.op == "cross_entropy" else rest
+
+
+@says("cross_entropy", "token_nll")
+def _say_cross_entropy(write: Writer, value: Value) -> Said:
+    x, targets = write(value.args["x"]), write(value.args["targets"])
+    classes = 1 if len(x.dims) > 1 else 0
+    one, (over,) = write.single(x, value.args["x"], [classes])
+    rest = [names for i, names in enumerate(one.dims) if i != classes]
+    targets = write.expanded(targets.renamed(rest), [n for dim in rest for n in dim if n not in targets.axes])
+    ignore, smoothing = value.args["ignore"], value.args.get("smoothing")
+    # torch's default, an id that no data has.
+    ignored = ignore if ignore != -100 else None
+    text = call(value.op, one.text, targets.text, over=over, ignore=ignored, smoothing=smoothing or None)
+    if value.op == "cross_entropy":
+        return Said(text)
+    return Said(text, tuple(rest), tuple(name for name in one.axes if name != over))
+
+
+@factors("mse")
+def _mse(solver: Solver, value: Value) -> list[Dim]:
+    for one, other in zip(solver.dims[value.args["a"]], solver.dims[value.args["b"]], strict=True):
+        solver.unify(one, other, value)
+    return []
+
+
+@says("mse")
+def _say_mse(write: Writer, value: Value) -> Said:
+    a = write(value.args["a"])
+    return Said(call("mse", a.text, write(value.args["b"]).renamed(a.dims).text))
+
+
+@factors("binary_cross_entropy")
+def _binary(solver: Solver, value: Value) -> list[Dim]:
+    for one, other in zip(solver.dims[value.args["x"]], solver.dims[value.args["targets"]], strict=True):
+        solver.unify(one, other, value)
+    return []
+
+
+@says("binary_cross_entropy")
+def _say_binary(write: Writer, value: Value) -> Said:
+    x = write(value.args["x"])
+    return Said(call("binary_cross_entropy", x.text, write(value.args["targets"]).renamed(x.dims).text))
+
+
+__all__ = ["number_text"]

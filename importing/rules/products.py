@@ -1,0 +1,113 @@
+"""Products and reductions."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from partita.importing.factors import Dim, Solver, factors
+from partita.importing.graph import Value
+from partita.importing.said import Said, call, listed, says
+from partita.importing.writing.writer import Writer
+
+
+@factors("einsum")
+def _einsum(solver: Solver, value: Value) -> list[Dim]:
+    known: dict[str, Dim] = {}
+    for names, x in zip(value.args["letters"], value.args["xs"], strict=True):
+        for letter, dim, size in zip(names, solver.dims[x], x.shape, strict=True):
+            if size == 1:
+                continue
+            if letter in known:
+                solver.unify(known[letter], dim, value)
+            else:
+                known[letter] = dim
+    return [known.get(letter, []) for letter in value.args["out"]]
+
+
+@says("einsum")
+def _say_einsum(write: Writer, value: Value) -> Said:
+    xs, letters, out = value.args["xs"], value.args["letters"], value.args["out"]
+    if len(xs) == 1:
+        x = write(xs[0])
+        gone = [name for letter, names in zip(letters[0], x.dims, strict=True) if letter not in out for name in names]
+        dims = tuple(x.dims[letters[0].index(letter)] for letter in out)
+        axes = tuple(name for name in x.axes if name not in gone)
+        return Said(call("sum", x.text, over=listed(gone)), dims, axes) if gone else evolve(x, dims=dims)
+    one, two = (write(x) for x in xs)
+    known = {letter: names for letter, names in zip(letters[0], one.dims, strict=True) if names}
+    wanted, back, taken = [], [], {name for names in known.values() for name in names}
+    for letter, names in zip(letters[1], two.dims, strict=True):
+        if letter in known and names:
+            wanted.append(known[letter])
+            continue
+        # An axis that both have, without being the same: the second has another name.
+        fresh = tuple(write.second(name) if name in taken else name for name in names)
+        wanted.append(fresh)
+        if fresh != names:
+            back.append((letter, fresh, names))
+        if names:
+            known[letter] = fresh
+    two = write.parameter_as(xs[1], two, wanted)
+    over = [name for letter in known if letter not in out for name in known[letter]]
+    over = [name for name in over if name in one.axes or name in two.axes]
+    one, two = (write.expanded(x, [name for name in over if name not in x.axes]) for x in (one, two))
+    axes = tuple(dict.fromkeys(name for name in (*one.axes, *two.axes) if name not in over))
+    dims_made = tuple(known.get(letter, ()) for letter in out)
+    made = Said(call("dot", one.text, two.text, over=listed(over)), dims_made, axes)
+    if not over:
+        made = write.times(one, two, dims_made)
+    # The axis that is gone by now gives its name back.
+    for letter, fresh, names in back:
+        if letter in out and not set(names) & set(made.axes):
+            made = made.renamed([names if each == fresh else each for each in made.dims])
+    return made
+
+
+@factors("reduce")
+def _reduce(solver: Solver, value: Value) -> list[Dim]:
+    return [[] if i in value.args["dims"] else dim for i, dim in enumerate(solver.dims[value.args["x"]])]
+
+
+@says("reduce")
+def _say_reduce(write: Writer, value: Value) -> Said:
+    x, function, dims = write(value.args["x"]), value.args["function"], value.args["dims"]
+    over = [name for dim in dims for name in x.dims[dim]]
+    repeated = [name for name in over if name not in x.axes]
+    over = [name for name in over if name in x.axes]
+    axes = tuple(name for name in x.axes if name not in over)
+    kept = tuple(() if i in dims else names for i, names in enumerate(x.dims))
+    if repeated and function == "sum":
+        x = write.expanded(x, repeated)
+        over = [*over, *repeated]
+    if not over:
+        return evolve(x, dims=kept)
+    everything = not axes
+    return Said(call(function, x.text, over=None if everything else listed(over)), kept, axes, dtype=x.dtype)
+
+
+@factors("along")
+def _along(solver: Solver, value: Value) -> list[Dim]:
+    return solver.dims[value.args["x"]]
+
+
+@says("along")
+def _say_along(write: Writer, value: Value) -> Said:
+    x, dim = write(value.args["x"]), value.args["dim"]
+    if value.args["function"] in ("softmax", "log_softmax"):
+        return evolve(x, text=call(value.args["function"], x.text, over=listed(x.dims[dim])), binds=0)
+    one, (over,) = write.single(x, value.args["x"], [dim])
+    made = evolve(one, text=call(value.args["function"], one.text, over=over), binds=0)
+    return write.split(made, dim, x.dims[dim])
+
+
+@factors("arg_max")
+def _arg_max(solver: Solver, value: Value) -> list[Dim]:
+    return [[] if i == value.args["dim"] else dim for i, dim in enumerate(solver.dims[value.args["x"]])]
+
+
+@says("arg_max")
+def _say_arg_max(write: Writer, value: Value) -> Said:
+    dim = value.args["dim"]
+    x, (over,) = write.single(write(value.args["x"]), value.args["x"], [dim])
+    kept = tuple(() if i == dim else names for i, names in enumerate(x.dims))
+    return Said(call("arg_max", x.text, over=over), kept, tuple(n for n in x.axes if n != over), dtype="i64")

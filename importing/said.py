@@ -1,0 +1,87 @@
+"""What the language says for values: text, with the axes that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from attrs import evolve, frozen
+
+if TYPE_CHECKING:
+    from partita.importing.graph import Value
+    from partita.importing.writing.writer import Writer
+
+# How tightly text binds: calls and names, signs, products, sums, comparisons, `not`, `and`, `or`.
+CALL, SIGN, PRODUCT, SUM, COMPARISON, NOT, AND, OR = range(8)
+
+
+@frozen
+class Said:
+    """Text of a value. `dims`: the names of the axes of each dimension, outermost first. `axes`: those that the text
+    has, in memory order; fewer than those of `dims` where the value is repeated. `binds`: how tightly.
+    """
+
+    text: str
+    dims: tuple[tuple[str, ...], ...] = ()
+    axes: tuple[str, ...] = ()
+    binds: int = CALL
+    dtype: str = "f32"
+
+    def within(self, binds: int) -> str:
+        """The text where it must bind at least so tightly."""
+        return f"({self.text})" if self.binds > binds else self.text
+
+    def renamed(self, dims: Sequence[Sequence[str]]) -> Said:
+        """The value with other names for its axes."""
+        names = {
+            old: new
+            for own, wanted in zip(self.dims, dims, strict=True)
+            for old, new in zip(own, wanted, strict=True)
+            if old != new
+        }
+        text, binds = self.text, self.binds
+        for old, new in names.items():
+            if old in self.axes:
+                text, binds = f"rename({text}, {old} -> {new})", CALL
+        axes = tuple(names.get(name, name) for name in self.axes)
+        return evolve(self, text=text, dims=tuple(map(tuple, dims)), axes=axes, binds=binds)
+
+
+Saying: TypeAlias = "Callable[[Writer, Value], Said]"
+SAYINGS: dict[str, Saying] = {}
+
+
+def says(*ops: str) -> Callable[[Saying], Saying]:
+    """Register what the language says for operations."""
+
+    def register(saying: Saying) -> Saying:
+        SAYINGS.update(dict.fromkeys(ops, saying))
+        return saying
+
+    return register
+
+
+def call(function: str, *args: object, **named: object) -> str:
+    """`function(a, b, over = c)`; what is None is left out, and a final underscore of a name."""
+    parts = [str(each) for each in args if each is not None]
+    parts += [f"{name.rstrip('_')} = {_text(each)}" for name, each in named.items() if each is not None]
+    return f"{function}({', '.join(parts)})"
+
+
+def _text(x: object) -> str:
+    return "true" if x is True else "false" if x is False else number_text(x) if isinstance(x, int | float) else str(x)
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, or `[a, b]`."""
+    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+
+
+def number_text(x: float) -> str:
+    """A number as one would write it."""
+    if isinstance(x, float) and x == int(x) and abs(x) < 1e15:
+        x = int(x)
+    if isinstance(x, int):
+        return f"{x:_}" if abs(x) >= 10_000 else str(x)
+    short = f"{x:.9g}"
+    return short if float(short) == x else repr(x)

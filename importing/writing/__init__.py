@@ -1,0 +1,1 @@
+"""Values with named axes → the text of a `.par` file."""

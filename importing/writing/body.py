@@ -1,0 +1,82 @@
+"""Bodies of blocks, repeats and the model: statements, parameters, and the names that stand for values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import Factory, define, frozen
+
+from partita.importing.graph import Value
+from partita.importing.said import Said
+from partita.importing.writing.tree import Scope
+
+
+@frozen
+class Declared:
+    """A parameter or buffer: its name, the names of its axes by dimension, how it begins, its value in the graph."""
+
+    name: str
+    dims: tuple[tuple[str, ...], ...]
+    initial: str
+    value: Value
+    keyword: str = "param"
+    first: tuple[int, ...] = ()  # dimensions that are declared first: those that products sum over
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Its axes, in memory order."""
+        order = [*self.first, *(i for i in range(len(self.dims)) if i not in self.first)]
+        return tuple(name for i in order for name in self.dims[i])
+
+
+@define(eq=False)
+class Body:
+    """What is being written. `kind`: model, block or repeat. Of a repeat, `scopes` are the modules of an iteration."""
+
+    kind: str
+    scopes: list[Scope]
+    parent: Body | None = None
+    name: str = ""
+    lines: list[str] = Factory(list)
+    said: dict[Value, Said] = Factory(dict)
+    bound: dict[str, Value | None] = Factory(dict)
+    parameters: dict[Value, Declared] = Factory(dict)
+    calls: dict[str, list[Body | list[Body]]] = Factory(dict)  # by path element
+    taken: set[str] = Factory(set)
+    outputs: list[str] = Factory(list)
+
+    def lookup(self, value: Value) -> Said | None:
+        """What stands for a value here: a repeat also reads what is around it."""
+        found = self.said.get(value)
+        if found is None and self.kind == "repeat" and self.parent is not None:
+            return self.parent.lookup(value)
+        return found
+
+    def around(self) -> Iterator[Body]:
+        """It, and the bodies around it up to that of a block or the model."""
+        body: Body | None = self
+        while body is not None:
+            yield body
+            body = body.parent if body.kind == "repeat" else None
+
+    def is_free(self, name: str) -> bool:
+        """Whether nothing is called so here, nor around a repeat."""
+        for body in self.around():
+            if name in body.bound or name in body.taken or any(name == each.name for each in body.parameters.values()):
+                return False
+        return True
+
+    def declarations(self) -> list[str]:
+        """Lines that declare parameters and buffers; those of the same type and beginning in one."""
+        groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
+        for each in self.parameters.values():
+            groups.setdefault((each.keyword, each.axes, each.initial), []).append(each.name)
+        return [
+            f"{keyword} {', '.join(names)}: [{', '.join(axes)}] ~ {initial}"
+            for (keyword, axes, initial), names in groups.items()
+        ]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join([*self.declarations(), *self.lines, *self.outputs])

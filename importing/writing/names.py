@@ -1,0 +1,104 @@
+"""What values, parameters and blocks are called: as in the source of the module, where it has names for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from partita.dsl.functions.signatures import FUNCTIONS
+from partita.dsl.syntax.lexer import language
+from partita.importing.graph import Line, Value
+from partita.importing.writing.tree import Scope, Tree, base
+
+# Shorter names for what transformers calls at length.
+SHORT = {
+    "attn_output": "a",
+    "attn_weights": "a",
+    "hidden_states": "x",
+    "inputs_embeds": "x",
+    "key_states": "k",
+    "position_embeds": "p",
+    "query_states": "q",
+    "residual": "x",
+    "value_states": "v",
+    "hidden_state": "x",
+    "input": "x",
+    "inputs": "x",
+    "out": "y",
+    "output": "y",
+    "query": "q",
+    "value": "v",
+}
+RESERVED = {*language().words, *FUNCTIONS}
+
+
+def called(tree: Tree) -> dict[Value, str]:
+    """Names that lines of the module assign to values. Of the lines around a value the innermost with a name counts."""
+    names: dict[Value, str] = {}
+    depth = max((len(_lines(value)) for value in tree.values), default=0)
+    for level in range(1, depth + 1):
+        group: list[Value] = []
+        last: Line | None = None
+        for value in [*tree.values, None]:
+            lines = _lines(value) if value is not None else ()
+            line = lines[-level] if len(lines) >= level else None
+            if line != last and group and last is not None:
+                _assign(tree, names, last, group)
+            if line != last:
+                group, last = [], line
+            if value is not None:
+                group.append(value)
+    return names
+
+
+def _lines(value: Value) -> Sequence[Line]:
+    return [line for line in value.place.lines if "/torch/" not in line.file]
+
+
+def _assign(tree: Tree, names: dict[Value, str], line: Line, group: list[Value]) -> None:
+    inside = set(group)
+    made = [v for v in group if tree.is_output(v) or any(reader not in inside for reader in tree.readers(v))]
+    made = list(dict.fromkeys(base(value) for value in made))
+    for name, value in zip(line.names, made[-1:] if len(line.names) == 1 else made, strict=False):
+        names.setdefault(value, SHORT.get(name, name))
+
+
+def snake(kind: str, family: str) -> str:
+    """A block's name, of its class: `Qwen3MLP` is `mlp` where all are of a family."""
+    name = kind.removeprefix(family) or kind
+    return valid(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower())
+
+
+def family(kinds: Iterable[str]) -> str:
+    """What the names of a model's classes begin with."""
+    first, *others = list(kinds) or [""]
+    length = 0
+    while (
+        len(others) > 1 and length < len(first) and all(each[length : length + 1] == first[length] for each in others)
+    ):
+        length += 1
+    return first[:length]
+
+
+def valid(name: str) -> str:
+    """A name that the language takes."""
+    name = re.sub(r"\W", "_", name).strip("_") or "x"
+    return f"{name}_" if name in RESERVED or name[0].isdigit() else name
+
+
+def parameter_name(names: Sequence[str], scope: Scope) -> str:
+    """A parameter's name in the body that declares it: the module that has it, or its own where it is not a weight."""
+    path = next((name for name in names if name.startswith(f"{scope.path}.")), names[0]).split(".")
+    inside = [part for part in scope.path.split(".") if part]
+    if path[: len(inside)] == inside:
+        path = path[len(inside) :]
+    modules, leaf = path[:-1], path[-1]
+    words = [part for part in modules if not part.isdigit()]
+    name = words[-1] if words else leaf
+    if modules and modules[-1].isdigit() and words:
+        name = f"{words[-1]}_{modules[-1]}"
+    if leaf == "bias" and words:
+        return valid(f"{name}_bias")
+    if leaf != "weight" and words:
+        return valid(leaf if name in leaf else f"{name}_{leaf}")
+    return valid(name)

@@ -1,0 +1,669 @@
+"""A module's graph → the text of a file: blocks, repeats, the model, and which weights of the module are whose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from attrs import evolve
+
+from partita.dsl.syntax.format import format_text
+from partita.importing.axes import Axes
+from partita.importing.factors import Solver, place_of
+from partita.importing.graph import Captured, NotUnderstood, Value
+from partita.importing.said import CALL, Said, call, number_text
+from partita.importing.writing.body import Body, Declared
+from partita.importing.writing.names import called, family, snake, valid
+from partita.importing.writing.tree import Scope, Tree, base
+from partita.importing.writing.writer import Names, Writer
+
+INPUTS = ("x", "y", "z", "u", "w")
+# Values of these operations are statements, where the module's source has a name for them.
+HEAVY = ("einsum", "embedding", "conv")
+MOST = 88  # characters of an expression that another one contains
+
+
+class Program:
+    """What is written so far: constants, axes and blocks."""
+
+    def __init__(
+        self, graph: Captured, solver: Solver, name: str, state: dict[str, torch.Tensor], wanted: dict[str, list[str]]
+    ) -> None:
+        self.graph, self.solver, self.state = graph, solver, state
+        self.axes = Axes(solver, wanted)
+        self.tree = Tree(solver.values, solver.users, graph.outputs)
+        self.called = called(self.tree)
+        self.constants: dict[str, float] = {}
+        self.blocks: dict[str, str] = {}
+        self.seconds: dict[str, str] = {}
+        self.merges: dict[Names, str] = {}
+        self.splits: dict[tuple[str, Names], Names] = {}
+        self.saved_constants: dict[str, Value] = {}
+        kinds = {
+            scope.kind for scopes in self.tree.kinds.values() for scope in scopes if scope.path and not scope.is_torch
+        }
+        self.family = family(sorted(kinds))
+        self.model = Body("model", [self.tree.root], name=valid(name))
+        self.kept = self._kept()
+
+    # ------------------------------------------------------------ axes and constants
+
+    def another(self, name: str) -> str:
+        """Another axis of the same size."""
+        if name not in self.seconds:
+            self.seconds[name] = self.axes.free(
+                [f"{name}_out" if name == "embed" else f"other_{name}"], self.axes.sizes[name]
+            )
+            self.axes.formulas[self.seconds[name]] = name
+        return self.seconds[name]
+
+    def merged(self, names: Names) -> str:
+        """The axis that several are merged into."""
+        if names not in self.merges:
+            size = prod(self.axes.sizes[name] for name in names)
+            self.merges[names] = self.axes.free(["places" if len(names) > 1 else "one"], size)
+            self.axes.formulas[self.merges[names]] = " * ".join(names)
+        return self.merges[names]
+
+    def unit(self) -> str:
+        """An axis of size 1."""
+        if () not in self.merges:
+            self.merges[()] = self.axes.free(["one"], 1)
+        return self.merges[()]
+
+    def parts(self, name: str, wanted: Sequence[tuple[str, int]]) -> Names:
+        """The axes that an axis is split into."""
+        key = (name, tuple(f"{part}={size}" for part, size in wanted))
+        if key not in self.splits:
+            self.splits[key] = tuple(self.axes.free([part], size) for part, size in wanted)
+        return self.splits[key]
+
+    def constant(self, name: str, value: float) -> str:
+        """The name of a constant with this value, such as `eps`."""
+        for known, its in self.constants.items():
+            if its == value and re.fullmatch(rf"{name}(_\d+)?", known):
+                return known
+        chosen, count = name, 2
+        while chosen in self.constants or chosen in self.axes.sizes:
+            chosen, count = f"{name}_{count}", count + 1
+        self.constants[chosen] = value
+        return chosen
+
+    def saved(self, value: Value) -> Value | None:
+        """A constant that the module saves with its parameters, as a buffer."""
+        name = value.args.get("name", "")
+        if name not in self.state or not value.is_float:
+            return None
+        if name not in self.saved_constants:
+            made = Value(
+                "buffer", {"names": [name], "data": value.constant, "trained": False}, value.shape, value.dtype
+            )
+            self.saved_constants[name] = made
+        return self.saved_constants[name]
+
+    # ------------------------------------------------------------ parameters
+
+    def initial(self, value: Value) -> str:
+        """How a parameter begins: as those at the same place of other layers do."""
+        source = value.args["of"] if value.op == "part" else value
+        key = place_of(source)
+        alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
+        every = torch.cat([each.flatten().double() for each in alike or [source.args["data"]]])
+        if every.device.type == "meta" or bool((every == every[0]).all()):
+            first = 0.0 if every.device.type == "meta" else float(every[0])
+            return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")
+        if value.op == "buffer":
+            return "zeros()"  # what it is comes with the weights
+        return f"normal({float(f'{float(every.std()):.1g}'):g})"
+
+    def part_name(self, part: Value, whole: str) -> str:
+        """What a part of a weight is called: after the value that is made with it."""
+        bias = whole.endswith("_bias")
+        users = self.tree.readers(part)
+        name = next((self.called[user] for user in users if user in self.called), "")
+        if not name:
+            wider = [reader for user in users for reader in self.tree.readers(user)]
+            name = next((self.called[each] for each in wider if each in self.called), "")
+        if not name:
+            return f"{whole}_{part.args['number']}"
+        if len(name) == 1:
+            return f"{'b' if bias else 'w'}{name}"
+        return f"{name}_bias" if bias else f"w_{name}"
+
+    def home_of(self, value: Value, body: Body) -> Body:
+        """The body that declares a parameter: the innermost all of whose modules have all of its readers."""
+        readers = self.tree.readers(value)
+        for each in body.around():
+            inside = {made for scope in each.scopes for made in scope.values}
+            if each.kind != "repeat" or all(reader in inside for reader in readers):
+                return each
+        return body
+
+    def summed(self, value: Value) -> tuple[int, ...]:
+        """The dimensions of a weight that products sum over, if all that read it are products."""
+        readers = self.tree.readers(value)
+        if not readers or any(each.op != "einsum" or base(each.args["xs"][-1]) is not value for each in readers):
+            return ()
+        letters, out = readers[0].args["letters"][-1], readers[0].args["out"]
+        if len(letters) != value.rank:
+            return ()
+        return tuple(i for i, letter in enumerate(letters) if letter not in out)
+
+    def declared_for(self, value: Value, body: Body) -> bool:
+        """Whether nothing has read a parameter yet but what is being written."""
+        name = body.parameters[value].name
+        return not any(re.search(rf"\b{name}\b", line) for line in body.lines)
+
+    # ------------------------------------------------------------ what is a statement
+
+    def _kept(self) -> set[Value]:
+        """Values that are bound: those that several read, what layers hand on, and what has a name where it matters."""
+        kept: set[Value] = set()
+        for value in self.tree.values:
+            sites = self._sites(value)
+            several = len(sites) != 1 or self.tree.is_output(value)
+            named = value.op == "attend" or (value in self.called and self._is_heavy(value))
+            if several or named or self._are_apart(value, sites[0]):
+                kept.add(value)
+        return kept
+
+    def _are_apart(self, value: Value, site: Value | Scope) -> bool:
+        """Whether a value is read in another layer than that which makes it."""
+        return self._layers(value) != self._layers(self.tree.readers(value)[0], site)
+
+    def _is_heavy(self, value: Value) -> bool:
+        """Whether a value is a product, or a product with its bias."""
+        return value.op in HEAVY or (value.op == "pointwise" and any(base(each).op in HEAVY for each in value.inputs))
+
+    def _sites(self, value: Value) -> list[Value | Scope]:
+        """Where a value is read: by values, or by calls of blocks."""
+        own = set(self.tree.home[value].around())
+        sites: dict[Value | Scope, None] = {}
+        for reader in self.tree.readers(value):
+            chain = [scope for scope in self.tree.home[reader].around() if scope not in own]
+            blocks = [scope for scope in chain if self._is_block(scope)]
+            sites[blocks[-1] if blocks else reader] = None
+        return list(sites)
+
+    def _layers(self, value: Value, site: Value | Scope | None = None) -> list[Scope]:
+        """The numbered modules around a value, or around where it is read."""
+        scope = site if isinstance(site, Scope) else self.tree.home[value]
+        return [each for each in scope.around() if each.number is not None and not each.is_torch]
+
+    # ------------------------------------------------------------ bodies
+
+    def write(self, scope: Scope, body: Body) -> None:
+        """Write what a call of a module computes into a body."""
+        items = scope.items
+        at = 0
+        while at < len(items):
+            item = items[at]
+            at += 1
+            if isinstance(item, Value):
+                if item in self.kept:
+                    self._bind(item, body)
+                continue
+            run = self._run(items[at - 1 :])
+            if len(run) > 1:
+                self._layers_of(run, body)
+                at += len(run) - 1
+            elif self._is_block(item):
+                self._call(item, body)
+            else:
+                self.write(item, body)
+
+    def _bind(self, value: Value, body: Body, said: Said | None = None, name: str | None = None) -> None:
+        said = Writer(self, body)(value) if said is None else said
+        if said.text in body.bound and body.bound[said.text] is not None and name in (None, said.text):
+            body.said[value] = said
+            return
+        name = self._free(name or self.called.get(value) or "h", value, body)
+        body.lines.append(f"let {name} = {said.text}")
+        self._name(name, value, said, body)
+
+    def _name(self, name: str, value: Value, said: Said, body: Body) -> None:
+        old = body.bound.get(name)
+        if old is not None:
+            body.said.pop(old, None)
+        body.bound[name] = value
+        body.said[value] = evolve(said, text=name, binds=CALL)
+
+    def _free(self, wanted: str, value: Value, body: Body) -> str:
+        wanted = valid(wanted)
+        for name in (wanted, "h", "y", "z", *(f"{wanted}_{n}" for n in range(2, 100))):
+            old = body.bound.get(name)
+            mine = name in body.bound and (old is None or self._is_read_after(old, value))
+            outer = name not in body.bound and any(name in each.bound for each in list(body.around())[1:])
+            if (
+                not mine
+                and not outer
+                and name not in body.taken
+                and all(name != p.name for p in body.parameters.values())
+            ):
+                return name
+        raise AssertionError("there are names enough")
+
+    def _is_read_after(self, value: Value, made: Value) -> bool:
+        """Whether something that is still to be written reads a value."""
+        waiting, met = [value], {value}
+        while waiting:
+            for reader in self.tree.readers(waiting.pop()):
+                if reader in met:
+                    continue
+                met.add(reader)
+                if reader not in self.tree.place or self.tree.place[reader] > self.tree.place.get(made, -1):
+                    return True
+                if reader not in self.kept:
+                    waiting.append(reader)
+        return self.tree.is_output(value)
+
+    # ------------------------------------------------------------ blocks
+
+    def _is_block(self, scope: Scope) -> bool:
+        """Whether a call is one of a block: of a class that is used several times and has parameters of its own."""
+        if scope.is_torch or scope.number is not None or len(self.tree.kinds[scope.call.kind]) < 2:
+            return False
+        if any(child.number is not None and not child.is_torch for child in scope.children):
+            return False
+        parameters = {each for value in scope.values for each in value.inputs if base(each).op in ("parameter", "part")}
+        return len(scope.values) > 2 and bool(parameters)
+
+    def _call(self, scope: Scope, body: Body) -> None:
+        inputs, outputs = self.tree.inputs_of(scope), self.tree.outputs_of(scope)
+        inner = Body("block", [scope], body)
+        outer = Writer(self, body)
+        heads, given = [], []
+        for i, value in enumerate(inputs):
+            said = outer(value)
+            name = INPUTS[i] if i < len(INPUTS) else f"x_{i}"
+            given.append(said.text)
+            axes = self._memory_order(said)
+            heads.append(f"{name}: {'' if said.dtype in ('f32', 'number') else said.dtype}[{', '.join(axes)}]")
+            inner.said[value] = evolve(said, text=name, binds=CALL, axes=axes)
+            inner.bound[name] = value
+        self.write(scope, inner)
+        results = [Writer(self, inner)(value) for value in outputs]
+        texts = [each.text for each in results]
+        if len(texts) == 1 and inner.lines and inner.lines[-1].startswith(f"let {texts[0]} = "):
+            texts = [inner.lines.pop().removeprefix(f"let {texts[0]} = ")]
+        inner.lines.append(f"return {', '.join(texts)}")
+        name = self.block(snake(scope.kind, self.family), ", ".join(heads), inner, body)
+        text = call(name, *given)
+        if len(outputs) == 1:
+            (made,) = outputs
+            said = evolve(results[0], text=text, binds=CALL)
+            if made not in self.kept:
+                body.said[made] = said
+            else:
+                self._bind(made, body, said)
+            return
+        names = []
+        for each, said in zip(outputs, results, strict=True):
+            chosen = self._free(self.called.get(each, "h"), each, body)
+            self._name(chosen, each, said, body)
+            names.append(chosen)
+        body.lines.append(f"let {', '.join(names)} = {text}")
+
+    def block(self, wanted: str, head: str, inner: Body, body: Body) -> str:
+        """A call of a block with this text; the name of the block."""
+        text = f"({head}) {{\n{inner.text}\n}}"
+        name, count = wanted, 2
+        while self.blocks.get(name, text) != text or name in self.axes.sizes:
+            name, count = f"{wanted}_{'abcdefghijklmnop'[count - 1]}", count + 1
+        self.blocks[name] = text
+        before = body.calls.setdefault(name, [])
+        before.append(inner)
+        inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
+        return name
+
+    def _memory_order(self, said: Said) -> Names:
+        ordered = [name for dim in said.dims for name in dim if name in said.axes]
+        return (*ordered, *(name for name in said.axes if name not in ordered))
+
+    # ------------------------------------------------------------ repeats
+
+    def _run(self, items: Sequence[Value | Scope]) -> list[Scope]:
+        """Calls of modules of a list that follow each other, of one class."""
+        first = items[0]
+        assert isinstance(first, Scope)
+        run = [first]
+        if first.number is None or (first.is_torch and not _is_layer(first)):
+            return run
+        for each in items[1:]:
+            if isinstance(each, Value):
+                if each in self.kept:
+                    break
+                continue
+            last = run[-1].number
+            if each.call.kind != first.call.kind or each.list_path != first.list_path or last is None:
+                break
+            if each.number != last + 1:
+                break
+            run.append(each)
+        return run
+
+    def _layers_of(self, run: list[Scope], body: Body) -> None:
+        """Layers as repeats where they are alike, and one after the other where they are not."""
+        handed = self._handed_on(run)
+        if handed is None:
+            self._one_by_one(run, body)
+            return
+        texts = self._bodies(run, handed, body)
+        count = len(run)
+        period = next(
+            p for p in range(1, count + 1) if count % p == 0 and all(texts[i] == texts[i % p] for i in range(count))
+        )
+        if period == count:
+            longest = _longest_alike(texts)
+            if longest is None:
+                self._one_by_one(run, body)
+                return
+            for start, end in longest:
+                part = run[start:end]
+                self._layers_of(part, body) if end - start > 1 else self._one_by_one(part, body)
+            return
+        self._repeat(run, handed, period, body)
+
+    def _one_by_one(self, run: list[Scope], body: Body) -> None:
+        for scope in run:
+            several = len(self.tree.kinds[scope.call.kind]) > 1 and len(scope.values) > 2
+            if several and not scope.is_torch:
+                self._call(scope, body)
+            else:
+                self.write(scope, body)
+
+    def _handed_on(self, run: list[Scope]) -> list[tuple[list[Value], list[Value]]] | None:
+        """Of each layer what it reads of the layer before, and what it makes of it; None if these do not match."""
+        inputs = [self.tree.inputs_of(scope) for scope in run]
+        outputs = [self.tree.outputs_of(scope) for scope in run]
+        made = set(outputs[0])
+        places = [i for i, value in enumerate(inputs[1]) if value in made]
+        if (
+            not places
+            or any(len(each) != len(inputs[0]) for each in inputs)
+            or any(len(each) != len(places) for each in outputs)
+        ):
+            return None
+        targets = [outputs[0].index(inputs[1][i]) for i in places]
+        for j in range(1, len(run)):
+            for i, value in enumerate(inputs[j]):
+                if i in places:
+                    if value is not outputs[j - 1][targets[places.index(i)]]:
+                        return None
+                elif value is not inputs[0][i]:
+                    return None
+        return [([inputs[j][i] for i in places], [outputs[j][t] for t in targets]) for j in range(len(run))]
+
+    def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
+        """The text that each layer would be, as the body of a repeat; without any effect."""
+        blocks, constants = dict(self.blocks), dict(self.constants)
+        names = self._carried(handed, body)
+        texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
+        self.blocks, self.constants = blocks, constants
+        return texts
+
+    def _carried(self, handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
+        chosen: list[str] = []
+        for value in handed[0][1]:
+            wanted = valid(self.called.get(value, "x"))
+            name = next(n for n in (wanted, "x", "y", "h", *(f"x_{k}" for k in range(2, 100))) if n not in chosen)
+            chosen.append(name)
+        return chosen
+
+    def _iteration(
+        self,
+        run: list[Scope],
+        handed: list[tuple[list[Value], list[Value]]],
+        start: int,
+        period: int,
+        names: list[str],
+        body: Body,
+    ) -> Body:
+        inner = Body("repeat", run[start : start + period], body, "layer")
+        outer = Writer(self, body)
+        inner.taken = {name for each in body.around() for name in each.bound} - set(names)
+        for j in range(start, start + period):
+            for name, value, first in zip(names, handed[j][0], handed[0][0], strict=True):
+                said = outer(first) if j == 0 or value is first else self._carried_as(outer(first), name)
+                inner.said[value] = evolve(said, text=name, binds=CALL)
+                inner.bound[name] = value
+            self.write(run[j], inner)
+            writer = Writer(self, inner)
+            results = [writer(value) for value in handed[j][1]]
+            for name, value, said in zip(names, handed[j][1], results, strict=True):
+                if said.text == name:
+                    continue
+                if len(names) == 1 and inner.lines and inner.lines[-1].startswith(f"let {said.text} = "):
+                    inner.lines[-1] = f"let {name} = " + inner.lines[-1].removeprefix(f"let {said.text} = ")
+                    inner.bound.pop(said.text, None)
+                else:
+                    inner.lines.append(f"let {name} = {said.text}")
+                inner.said.pop(value, None)
+        return inner
+
+    def _carried_as(self, said: Said, name: str) -> Said:
+        return evolve(said, text=name, binds=CALL)
+
+    def _repeat(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], period: int, body: Body) -> None:
+        names = self._carried(handed, body)
+        writer = Writer(self, body)
+        for name, first in zip(names, handed[0][0], strict=True):
+            said = writer(first)
+            if said.text == name:
+                continue
+            last = f"let {said.text} = "
+            if (
+                body.lines
+                and body.lines[-1].startswith(last)
+                and name not in body.bound
+                and not self._is_read_later(first, run)
+            ):
+                body.lines[-1] = f"let {name} = " + body.lines[-1].removeprefix(last)
+                body.bound.pop(said.text, None)
+            else:
+                body.lines.append(f"let {name} = {said.text}")
+            self._name(name, first, said, body)
+        label, count = "layer", 2
+        while label in body.calls or not body.is_free(label) or label in self.axes.sizes or label in self.constants:
+            label, count = f"layer_{count}", count + 1
+        bodies = [self._iteration(run, handed, j, period, names, body) for j in range(0, len(run), period)]
+        texts = {each.text for each in bodies}
+        if len(texts) > 1:
+            raise NotUnderstood(f"layers of {run[0].list_path} differ")
+        for each in bodies:
+            each.name = label
+        body.calls[label] = [list(bodies)]
+        number = self.constant("layers", len(run) // period)
+        body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
+        for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
+            self._name(carried, result, writer(value), body)
+
+    def _is_read_later(self, value: Value, run: list[Scope]) -> bool:
+        inside = {made for scope in run for made in scope.values}
+        readers = self.tree.readers(value)
+        return any(
+            reader not in inside and self.tree.place[reader] > self.tree.place[run[0].values[0]] for reader in readers
+        )
+
+    # ------------------------------------------------------------ the file
+
+    def text(self) -> str:
+        """The file."""
+        body = self.model
+        writer = Writer(self, body)
+        heads = []
+        for value in self.graph.inputs:
+            name = valid(value.args["name"])
+            if value not in self.solver.dims:
+                continue
+            heads.append(self._input(name, value, body))
+        self.write(self.tree.root, body)
+        loss = next((v for v in self.graph.outputs if not v.shape and v.is_float), None)
+        if loss is None:
+            raise NotUnderstood('the module returns no loss: `--loss "cross_entropy(logits, targets)"`')
+        said = writer(loss)
+        if body.lines and body.lines[-1].startswith(f"let {said.text} = "):
+            body.outputs.append("loss " + body.lines.pop().removeprefix(f"let {said.text} = "))
+        else:
+            body.outputs.append(f"loss {said.text}")
+        for value, name in zip(self.graph.outputs, self.graph.names or [""] * len(self.graph.outputs), strict=True):
+            if value is not loss and value.is_float and value.shape:
+                body.outputs.append(
+                    f"output {valid(name or self.called.get(base(value), 'result'))} = {writer(value).text}"
+                )
+        model = f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}"
+        weights = self._weights()
+        blocks = [f"block {name}{text}" for name, text in self.blocks.items() if self._is_used(name)]
+        frozen = self._frozen()
+        whole = [*blocks, model, *frozen]
+        parts = [self._axes_line("\n".join([*whole, *weights])), self._constants_line("\n".join(whole)), *whole]
+        rule = "rules" if frozen else "adamw(lr = 1e-3)"
+        parts.append(f"train {{\n  data = random()\n  optimizer = {rule}\n  steps = 100\n}}")
+        parts.append("weights hf {\n" + "\n".join(weights) + "\n}")
+        return format_text("\n\n".join(part for part in parts if part))
+
+    def _is_used(self, name: str) -> bool:
+        others = [text for other, text in self.blocks.items() if other != name]
+        return any(re.search(rf"\b{name}\(", text) for text in (*others, self.model.text))
+
+    def _input(self, name: str, value: Value, body: Body) -> str:
+        dims = []
+        text = name
+        names = Writer(self, body).names_of(value)
+        for own in names:
+            if len(own) > 1:
+                merged = self.merged(own)
+                text = call("split", text, f"{merged} -> [{', '.join(own)}]")
+                dims.append(merged)
+            else:
+                dims += own
+        flat = tuple(each for own in names for each in own)
+        dtype = Writer(self, body).dtype_of(value)
+        body.bound[name] = value
+        body.said[value] = Said(name, tuple(names), flat, dtype=dtype)
+        if text != name:
+            body.lines.append(f"let {name} = {text}")
+        return f"{name}: {'' if dtype == 'f32' else dtype}[{', '.join(dims)}]"
+
+    def _axes_line(self, text: str) -> str:
+        used = [name for name in self.axes.sizes if re.search(rf"\b{name}\b", text)]
+        for name in list(used):  # axes that formulas of others name
+            used += [each for each in re.findall(r"\w+", self.axes.formulas.get(name, "")) if each not in used]
+        order = sorted(used, key=lambda name: name in self.axes.formulas)
+        sizes = []
+        for name in order:
+            size = self.axes.formulas.get(name)
+            embed = self.axes.sizes.get("embed")
+            if size is None and name == "ffn" and embed and "embed" in used and self.axes.sizes[name] % embed == 0:
+                size = f"{self.axes.sizes[name] // embed} * embed"
+            sizes.append(f"{name} = {size or self.axes.sizes[name]}")
+        return f"axis {', '.join(sizes)}"
+
+    def _constants_line(self, text: str) -> str:
+        used = {name: value for name, value in self.constants.items() if re.search(rf"\b{name}\b", text)}
+        return f"const {', '.join(f'{n} = {number_text(v)}' for n, v in used.items())}" if used else ""
+
+    # ------------------------------------------------------------ weights
+
+    def _entries(self) -> list[tuple[str, list[tuple[str, int, list[Scope]]], Declared]]:
+        """All parameters: their full name, the repeats around, each with the iteration and its modules."""
+        found: list[tuple[str, list[tuple[str, int, list[Scope]]], Declared]] = []
+
+        def visit(body: Body, path: str, around: list[tuple[str, int, list[Scope]]]) -> None:
+            for each in body.parameters.values():
+                found.append((f"{path}.{each.name}", around, each))
+            for several in body.calls.values():
+                for inner in several:
+                    if isinstance(inner, list):
+                        for i, iteration in enumerate(inner):
+                            visit(
+                                iteration, f"{path}.{iteration.name}", [*around, (iteration.name, i, iteration.scopes)]
+                            )
+                    else:
+                        visit(inner, f"{path}.{inner.name}", around)
+
+        visit(self.model, self.model.name, [])
+        return found
+
+    def _weights(self) -> list[str]:
+        entries = self._entries()
+        lines: dict[tuple[tuple[str, ...], bool], dict[str, Declared]] = {}
+        for name, around, declared in entries:
+            source = declared.value.args["of"] if declared.value.op == "part" else declared.value
+            theirs = tuple(_theirs(each, around) for each in source.args["names"])
+            lines.setdefault((theirs, declared.value.op == "part"), {}).setdefault(name, declared)
+        every = {name for ours in lines.values() for name in ours}
+        written = []
+        for (theirs, _), ours in lines.items():
+            names = ", ".join(_short(name, every) for name in ours)
+            quoted = ", ".join(f'"{name}"' for name in theirs)
+            written.append(f"{names} = {quoted} [{', '.join(_weight_dims(list(ours.values())))}]")
+        return written
+
+    def _frozen(self) -> list[str]:
+        entries = self._entries()
+        every = {name for name, _, _ in entries}
+        frozen = dict.fromkeys(
+            _short(name, every)
+            for name, _, each in entries
+            if each.keyword == "param" and not (each.value.args.get("of") or each.value).args["trained"]
+        )
+        if not frozen:
+            return []
+        return [f"optimizer rules {{\n  freeze {', '.join(frozen)}\n  update all -> adamw(lr = 1e-3)\n}}"]
+
+
+def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:
+    """A name of theirs, where numbers of layers are formulas of iterations."""
+    for label, _, scopes in around:
+        for scope in scopes:
+            if not name.startswith(f"{scope.path}."):
+                continue
+            index = next(i for each, i, _ in around if each == label)
+            offset = (scope.number or 0) - index * len(scopes)
+            formula = label if len(scopes) == 1 else f"{len(scopes)} * {label}"
+            formula += f" + {offset}" if offset else ""
+            path = scope.list_path
+            name = f"{path}.{{{formula}}}{name[len(scope.path) :]}"
+            break
+    return name
+
+
+def _short(name: str, every: set[str]) -> str:
+    """The end of a full name that tells a parameter from all others."""
+    parts = name.split(".")
+    for count in range(2, len(parts)):
+        end = ".".join(parts[-count:])
+        if sum(each == end or each.endswith(f".{end}") for each in every) == 1:
+            return end
+    return name
+
+
+def _weight_dims(ours: Sequence[Declared]) -> list[str]:
+    dims = [" * ".join(own) or "1" for own in ours[0].dims]
+    if ours[0].value.op == "part":
+        at = ours[0].value.args["dim"]
+        each = [" * ".join(part.dims[at]) or "1" for part in ours]
+        dims[at] = f"+ {each[0]}" if len({*each}) == 1 else " + ".join(each)
+    return dims
+
+
+def _longest_alike(texts: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Stretches of layers with the same text; None if no two that follow each other have."""
+    stretches: list[tuple[int, int]] = []
+    start = 0
+    for i in range(1, len(texts) + 1):
+        if i == len(texts) or texts[i] != texts[start]:
+            stretches.append((start, i))
+            start = i
+    return stretches if any(end - begin > 1 for begin, end in stretches) else None
+
+
+def _is_layer(scope: Scope) -> bool:
+    """Whether a module of torch is a layer of several parts, such as that of a transformer."""
+    return len(scope.values) > 4
+
+
+__all__ = ["Program"]

@@ -1,0 +1,319 @@
+"""Expressions of a body: what the language says for a value, in terms of what is bound there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import evolve
+
+from partita.importing.graph import LEAVES, Value, number
+from partita.importing.said import AND, CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.writing.body import Body, Declared
+from partita.importing.writing.names import parameter_name, valid
+
+if TYPE_CHECKING:
+    from partita.importing.writing.program import Program
+
+Names = tuple[str, ...]
+
+
+class Writer:
+    """Says values in a body. Called with a value, it returns its text with its axes."""
+
+    def __init__(self, program: Program, body: Body) -> None:
+        self.program, self.body = program, body
+        self.solver, self.axes = program.solver, program.axes
+
+    def __call__(self, value: Any) -> Said:
+        """What stands for a value, or what makes it."""
+        if not isinstance(value, Value):
+            return Said(number_text(value))
+        known = self.body.lookup(value)
+        if known is not None:
+            return known
+        uniform = number(value)
+        if uniform is not None and value.op not in LEAVES:
+            return Said(number_text(uniform), ((),) * value.rank, dtype="number")
+        if value.op in ("parameter", "part", "buffer"):
+            return self._parameter(value)
+        saying = SAYINGS.get(value.op)
+        if saying is None:
+            raise value.refuse(f"`{value.op}` is not in the language")
+        return saying(self, value)
+
+    # ------------------------------------------------------------ axes
+
+    def names_of(self, value: Value) -> list[Names]:
+        """The names of a value's axes, by dimension."""
+        return self.axes.of(value)
+
+    def pieces_of(self, value: Value) -> list[Names]:
+        """The names of what a concatenation puts together."""
+        return self.axes.pieces(value)
+
+    def dtype_of(self, value: Value) -> str:
+        """A value's dtype in the language; constants are computed in f64."""
+        if value.dtype == torch.bool:
+            return "bool"
+        return ("f64" if value.constant is not None else "f32") if value.is_float else "i64"
+
+    def second(self, name: str) -> str:
+        """Another axis of the same size."""
+        return self.program.another(name)
+
+    def merged_name(self, names: Sequence[str]) -> str:
+        """The axis that several are merged into."""
+        return self.program.merged(tuple(names))
+
+    def parts_of(self, name: str, *parts: tuple[str, int]) -> Names:
+        """The axes that an axis is split into, given what they are called and their sizes."""
+        return self.program.parts(name, parts)
+
+    def single(self, said: Said, value: Value, dims: Sequence[int]) -> tuple[Said, list[str]]:
+        """A value each of whose dimensions is one axis: several are merged, and one of size 1 is made."""
+        found: list[str] = []
+        for dim in dims:
+            dim %= len(said.dims)
+            names = said.dims[dim]
+            if len(names) == 1:
+                found.append(names[0])
+                continue
+            new = self.merged_name(names) if names else self.program.unit()
+            if not names:
+                said = evolve(said, text=call("expand", said.text, new), axes=(*said.axes, new), binds=CALL)
+            elif set(names) & set(said.axes):
+                whole = self.expanded(said, [name for name in names if name not in said.axes])
+                first = next(i for i, name in enumerate(whole.axes) if name in names)
+                rest = [name for name in whole.axes if name not in names]
+                axes = (*rest[:first], new, *rest[first:])
+                text = call("merge", whole.text, f"[{', '.join(names)}] -> {new}")
+                said = evolve(whole, text=text, axes=axes, binds=CALL)
+            said = evolve(said, dims=(*said.dims[:dim], (new,), *said.dims[dim + 1 :]))
+            found.append(new)
+        return said, found
+
+    def split(self, said: Said, dim: int, names: Sequence[str]) -> Said:
+        """A value whose dimension is one merged axis, split again."""
+        dim %= len(said.dims)
+        own = said.dims[dim]
+        if tuple(names) == own or len(own) != 1 or len(names) == 1:
+            return said
+        (one,) = own
+        dims = (*said.dims[:dim], tuple(names), *said.dims[dim + 1 :])
+        if one not in said.axes:
+            return evolve(said, dims=dims)
+        if not names:
+            axes = tuple(name for name in said.axes if name != one)
+            return evolve(said, text=call("sum", said.text, over=one), dims=dims, axes=axes, binds=CALL)
+        axes = tuple(each for name in said.axes for each in (names if name == one else [name]))
+        return evolve(
+            said, text=call("split", said.text, f"{one} -> [{', '.join(names)}]"), dims=dims, axes=axes, binds=CALL
+        )
+
+    def expanded(self, said: Said, names: Sequence[str]) -> Said:
+        """A value with these axes as well."""
+        if not names:
+            return said
+        text = said.text if said.dtype != "number" else call("expand", call("cast", said.text, "f32"), listed(names))
+        return evolve(said, text=call("expand", text, listed(list(names))), axes=(*said.axes, *names), binds=CALL)
+
+    def aligned(self, value: Value, xs: Sequence[Any]) -> tuple[list[Said], tuple[Names, ...]]:
+        """Operands of an elementwise function, with the same names for the same dimensions; one has all axes."""
+        said = [self(x) for x in xs]
+        dims: list[Names] = []
+        for i in range(value.rank):
+            own: Names = ()
+            for x, text in zip(xs, said, strict=True):
+                at = i - (value.rank - (x.rank if isinstance(x, Value) else 0))
+                if at >= 0 and text.dims[at] and not own:
+                    own = text.dims[at]
+            taken = {name for each in dims for name in each}
+            dims.append(tuple(self.second(name) if name in taken else name for name in own))
+        made = []
+        for x, text in zip(xs, said, strict=True):
+            if isinstance(x, Value):
+                lacks = value.rank - x.rank
+                wanted = [new if own else () for own, new in zip(text.dims, dims[lacks:], strict=True)]
+                text = self.parameter_as(x, text, wanted)
+            made.append(text)
+        made = self._of_one_dtype(made)
+        every = tuple(dict.fromkeys(name for text in made for name in text.axes))
+        if not any(set(text.axes) == set(every) for text in made):
+            largest = max(range(len(made)), key=lambda i: len(made[i].axes))
+            smallest = min((i for i in range(len(made)) if made[i].axes), key=lambda i: len(made[i].axes))
+            chosen = smallest if largest != smallest else largest
+            made[chosen] = self.expanded(made[chosen], [name for name in every if name not in made[chosen].axes])
+        return made, tuple(dims)
+
+    def _of_one_dtype(self, said: list[Said]) -> list[Said]:
+        floats = {each.dtype for each in said} & {"f32", "f64"}
+        if len(floats) < 2:
+            return said
+        return [
+            evolve(each, text=call("cast", each.text, "f32"), binds=CALL, dtype="f32") if each.dtype == "f64" else each
+            for each in said
+        ]
+
+    def times(self, one: Said, two: Said, dims: tuple[Names, ...]) -> Said:
+        """An outer product."""
+        every = tuple(dict.fromkeys((*one.axes, *two.axes)))
+        if set(one.axes) != set(every) and set(two.axes) != set(every):
+            two = self.expanded(two, [name for name in every if name not in two.axes])
+        return Said(f"{one.within(PRODUCT)} * {two.within(PRODUCT)}", dims, every, PRODUCT)
+
+    def lower(self, query: str, key: str, causal: bool, window: int | None) -> str:
+        """Which keys a query may attend to, where queries and keys have different axes."""
+        behind = f"expand(iota({query}), {key}) - expand(iota({key}), {query})"
+        terms = [f"{behind} >= 0"] if causal else []
+        if window is not None:
+            terms.append(f"{behind} < {window}" if causal else f"abs({behind}) < {window}")
+        return " and ".join(terms)
+
+    # ------------------------------------------------------------ constants
+
+    def constant(self, name: str, value: float) -> str:
+        """The name of a constant of the file."""
+        return self.program.constant(name, value)
+
+    def table(self, value: Value) -> Said:
+        """A constant that nothing makes: a formula of positions."""
+        elements = value.constant
+        names, long = self.names_of(value), [i for i, size in enumerate(value.shape) if size > 1]
+        dims = tuple(names)
+        if elements is not None and len(long) == 1 and len(names[long[0]]) == 1:
+            (axis,) = names[long[0]]
+            text = _progression(elements.flatten(), axis)
+            if text is not None:
+                return Said(text[0], dims, (axis,), text[1], text[2])
+        saved = self.program.saved(value)
+        if saved is not None:
+            return self._declare(saved, value)
+        shape = list(value.shape)
+        raise value.refuse(f"a constant {shape} of unknown formula")
+
+    # ------------------------------------------------------------ parameters
+
+    def _parameter(self, value: Value) -> Said:
+        return self._declare(value, value)
+
+    def _declare(self, value: Value, of: Value, dims: Sequence[Names] | None = None) -> Said:
+        body = self.program.home_of(of, self.body)
+        known = body.parameters.get(value)
+        if known is None:
+            names = list(dims if dims is not None else self.names_of(of))
+            flat: set[str] = set()
+            for i, own in enumerate(names):
+                names[i] = tuple(self.second(name) if name in flat else name for name in own)
+                flat.update(names[i])
+            known = self._declared(value, body, tuple(names))
+            body.parameters[value] = known
+        return Said(known.name, known.dims, known.axes)
+
+    def _declared(self, value: Value, body: Body, dims: tuple[Names, ...]) -> Declared:
+        source = value.args["of"] if value.op == "part" else value
+        scope = next(
+            (s for s in body.scopes if any(n.startswith(f"{s.path}.") for n in source.args["names"])), body.scopes[0]
+        )
+        wanted = parameter_name(source.args["names"], scope)
+        if value.op == "part":
+            wanted = self.program.part_name(value, wanted)
+        name, count = wanted, 2
+        while not body.is_free(name):
+            name, count = f"{wanted}_{count}", count + 1
+        keyword = "buffer" if value.op in ("buffer", "constant") else "param"
+        return Declared(name, dims, self.program.initial(value), value, keyword, self.program.summed(value))
+
+    def parameter_as(self, value: Value, said: Said, dims: Sequence[Names]) -> Said:
+        """A value with other names for its axes; a parameter that is not declared yet is declared with them."""
+        if tuple(dims) == said.dims:
+            return said
+        whole = value
+        if value.op in ("parameter", "part"):
+            body = self.program.home_of(whole, self.body)
+            declared = body.parameters.get(whole)
+            if declared is not None and self.program.declared_for(whole, body):
+                del body.parameters[whole]
+                return self._declare(whole, whole, dims)
+        return said.renamed(dims)
+
+    # ------------------------------------------------------------ batch norm
+
+    def batch_norm(self, value: Value, x: Said, over: Sequence[str]) -> Said:
+        """A call of a block that keeps running statistics."""
+        args = value.args
+        inner = Body("block", self.body.scopes, self.body)
+        inner.bound["x"] = None
+        write = Writer(self.program, inner)
+        names = {
+            slot: write._declare_inside(args[slot], slot)
+            for slot in ("scale", "shift", "mean", "variance")
+            if args[slot] is not None
+        }
+        keep, rate = number_text(round(1 - args["momentum"], 12)), number_text(args["momentum"])
+        count = " * ".join(f"size({name})" for name in over)
+        lines = [
+            f"let m = mean(x, over = {listed(list(over))})",
+            f"let v = mean((x - m) * (x - m), over = {listed(list(over))})",
+        ]
+        center, spread = "m", "v"
+        if "mean" in names:
+            lines += [
+                f"update {names['mean']} = {keep} * {names['mean']} + {rate} * m",
+                f"update {names['variance']} = {keep} * {names['variance']} + {rate} * v * ({count} / ({count} - 1))",
+                f"let center = where(training(), m, {names['mean']})",
+                f"let spread = where(training(), v, {names['variance']})",
+            ]
+            center, spread = "center", "spread"
+        result = f"(x - {center}) * rsqrt({spread} + {self.constant('eps', args['eps'])})"
+        result += f" * {names['scale']}" if "scale" in names else ""
+        result += f" + {names['shift']}" if "shift" in names else ""
+        inner.lines = [*lines, f"return {result}"]
+        head = f"x: [{', '.join(x.axes)}]"
+        name = self.program.block("batch_norm", head, inner, self.body)
+        return evolve(x, text=call(name, x.text), binds=CALL)
+
+    def _declare_inside(self, value: Value, name: str) -> str:
+        keyword = "buffer" if name in ("mean", "variance") else "param"
+        wanted = {"mean": "running_mean", "variance": "running_variance"}.get(name, name)
+        initial = {"mean": "zeros()", "variance": "ones()"}.get(name) or self.program.initial(value)
+        self.body.parameters[value] = Declared(wanted, tuple(self.names_of(value)), initial, value, keyword)
+        return wanted
+
+
+def _progression(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
+    """An arithmetic or geometric progression, of the positions of an axis: its text, how it binds, and its dtype."""
+    if elements.dtype == torch.bool:
+        return None
+    exact = elements.double()
+    first, step = float(exact[0]), float(exact[1] - exact[0])
+    positions = torch.arange(len(exact), dtype=torch.float64)
+    if torch.allclose(exact, first + step * positions, rtol=1e-6, atol=1e-9):
+        whole = not elements.is_floating_point()
+        text = f"iota({axis})" if whole else f"cast(iota({axis}), f64)"
+        binds = CALL
+        if step != 1:
+            text, binds = f"{text} * {number_text(step)}", PRODUCT
+        if first:
+            text, binds = f"{text} + {number_text(first)}", SUM
+        return text, binds, "i64" if whole else "f64"
+    if bool((exact > 0).all()) and torch.allclose(exact.log().diff(), exact.log().diff()[:1], rtol=1e-5):
+        rate = float((exact[-1].log() - exact[0].log()) / (len(exact) - 1))
+        text = f"exp(cast(iota({axis}), f64) * {_named(rate, len(exact))})"
+        if first != 1:
+            text = f"{number_text(first)} * {text}"
+        return text, PRODUCT, "f64"
+    return None
+
+
+def _named(rate: float, count: int) -> str:
+    """The logarithm of a ratio, of a base that one would write if there is one: -log(10_000) / 8."""
+    for steps in (count, count - 1, 2 * count):
+        whole = float(f"{2.718281828459045 ** (-rate * steps):.6g}")
+        if whole == int(whole) and whole > 1:
+            return f"(-log({number_text(whole)}) / {steps})"
+    return f"({number_text(rate)})"
+
+
+__all__ = ["AND", "Writer", "valid"]
