@@ -96,15 +96,15 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
         name
         for value in program.solver.values
         if value.op in ("parameter", "buffer", "part")
-        for dim in program.axes.of(value)
+        for dim in program.file.axes.of(value)
         for name in dim
     }
     found: dict[str, list[tuple[str, int]]] = {}
-    fixed: set[str] = set(held) | set(program.axes.formulas)
+    fixed: set[str] = set(held) | set(program.file.axes.formulas)
     for value in imported.graph.inputs:
         if value not in program.solver.dims:
             continue
-        for dim, names in enumerate(program.axes.of(value)):
+        for dim, names in enumerate(program.file.axes.of(value)):
             if len(names) == 1:
                 found.setdefault(names[0], []).append((value.args["name"], dim))
             fixed.update(names if len(names) > 1 else ())
@@ -115,7 +115,7 @@ def variants(imported: Imported, free: Mapping[str, object]) -> Iterator[list[di
     """Sizes of the free axes: those of the example first, then others, of which one is longer. Of each list the first
     sizes that the module takes.
     """
-    sizes = imported.program.axes.sizes
+    sizes = imported.program.file.axes.sizes
     for batch, changes in ((0, (0,)), (2, (4, 2, -1, 0)), (3, (1, -2, 0)), (4, (13, 6, 3, -3, 0))):
         yield [
             {name: batch if batch and name == "batch" else max(2, sizes[name] + change) for name in free}
@@ -151,7 +151,9 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
     generator = torch.Generator().manual_seed(100 + seed)
     program, found = imported.program, {}
     names = {
-        value.args["name"]: program.axes.of(value) for value in imported.graph.inputs if value in program.solver.dims
+        value.args["name"]: program.file.axes.of(value)
+        for value in imported.graph.inputs
+        if value in program.solver.dims
     }
     for name, example in inputs.items():
         shape = [

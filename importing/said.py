@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from attrs import evolve, frozen
-
-if TYPE_CHECKING:
-    from partita.importing.graph import Value
-    from partita.importing.writing.writer import Writer
 
 # How tightly text binds: calls and names, signs, products, sums, comparisons, `not`, `and`, `or`.
 CALL, SIGN, PRODUCT, SUM, COMPARISON, NOT, AND, OR = range(8)
@@ -47,7 +43,7 @@ class Said:
         return evolve(self, text=text, dims=tuple(map(tuple, dims)), axes=axes, binds=binds)
 
 
-Saying: TypeAlias = "Callable[[Writer, Value], Said]"
+Saying: TypeAlias = Callable[..., Said]  # of a writer and a value
 SAYINGS: dict[str, Saying] = {}
 
 

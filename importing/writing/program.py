@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from attrs import evolve
 
 from partita.dsl.syntax.format import format_text
-from partita.importing.axes import Axes
-from partita.importing.factors import Solver, place_of
+from partita.importing.factors import Solver
 from partita.importing.graph import Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.body import Body, Declared
-from partita.importing.writing.names import called, family, snake, valid
+from partita.importing.writing.file import File, Names
+from partita.importing.writing.names import family, snake, valid
 from partita.importing.writing.tree import Scope, Tree, base
-from partita.importing.writing.writer import Names, Writer
+from partita.importing.writing.writer import Writer
 
 INPUTS = ("x", "y", "z", "u", "w")
 # Values of these operations are statements, where the module's source has a name for them.
@@ -26,135 +25,21 @@ MOST = 88  # characters of an expression that another one contains
 
 
 class Program:
-    """What is written so far: constants, axes and blocks."""
+    """Writes the calls of modules as blocks and repeats."""
 
     def __init__(
         self, graph: Captured, solver: Solver, name: str, state: dict[str, torch.Tensor], wanted: dict[str, list[str]]
     ) -> None:
-        self.graph, self.solver, self.state = graph, solver, state
-        self.axes = Axes(solver, wanted)
+        self.graph, self.solver = graph, solver
         self.tree = Tree(solver.values, solver.users, graph.outputs)
-        self.called = called(self.tree)
-        self.constants: dict[str, float] = {}
-        self.blocks: dict[str, str] = {}
-        self.seconds: dict[str, str] = {}
-        self.merges: dict[Names, str] = {}
-        self.splits: dict[tuple[str, Names], Names] = {}
-        self.saved_constants: dict[str, Value] = {}
+        self.file = File(solver, self.tree, state, wanted)
+        self.called = self.file.called
         kinds = {
             scope.kind for scopes in self.tree.kinds.values() for scope in scopes if scope.path and not scope.is_torch
         }
         self.family = family(sorted(kinds))
         self.model = Body("model", [self.tree.root], name=valid(name))
         self.kept = self._kept()
-
-    # ------------------------------------------------------------ axes and constants
-
-    def another(self, name: str) -> str:
-        """Another axis of the same size."""
-        if name not in self.seconds:
-            self.seconds[name] = self.axes.free(
-                [f"{name}_out" if name == "embed" else f"other_{name}"], self.axes.sizes[name]
-            )
-            self.axes.formulas[self.seconds[name]] = name
-        return self.seconds[name]
-
-    def merged(self, names: Names) -> str:
-        """The axis that several are merged into."""
-        if names not in self.merges:
-            size = prod(self.axes.sizes[name] for name in names)
-            self.merges[names] = self.axes.free(["places" if len(names) > 1 else "one"], size)
-            self.axes.formulas[self.merges[names]] = " * ".join(names)
-        return self.merges[names]
-
-    def unit(self) -> str:
-        """An axis of size 1."""
-        if () not in self.merges:
-            self.merges[()] = self.axes.free(["one"], 1)
-        return self.merges[()]
-
-    def parts(self, name: str, wanted: Sequence[tuple[str, int]]) -> Names:
-        """The axes that an axis is split into."""
-        key = (name, tuple(f"{part}={size}" for part, size in wanted))
-        if key not in self.splits:
-            self.splits[key] = tuple(self.axes.free([part], size) for part, size in wanted)
-        return self.splits[key]
-
-    def constant(self, name: str, value: float) -> str:
-        """The name of a constant with this value, such as `eps`."""
-        for known, its in self.constants.items():
-            if its == value and re.fullmatch(rf"{name}(_\d+)?", known):
-                return known
-        chosen, count = name, 2
-        while chosen in self.constants or chosen in self.axes.sizes:
-            chosen, count = f"{name}_{count}", count + 1
-        self.constants[chosen] = value
-        return chosen
-
-    def saved(self, value: Value) -> Value | None:
-        """A constant that the module saves with its parameters, as a buffer."""
-        name = value.args.get("name", "")
-        if name not in self.state or not value.is_float:
-            return None
-        if name not in self.saved_constants:
-            made = Value(
-                "buffer", {"names": [name], "data": value.constant, "trained": False}, value.shape, value.dtype
-            )
-            self.saved_constants[name] = made
-        return self.saved_constants[name]
-
-    # ------------------------------------------------------------ parameters
-
-    def initial(self, value: Value) -> str:
-        """How a parameter begins: as those at the same place of other layers do."""
-        source = value.args["of"] if value.op == "part" else value
-        key = place_of(source)
-        alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
-        every = torch.cat([each.flatten().double() for each in alike or [source.args["data"]]])
-        if every.device.type == "meta" or bool((every == every[0]).all()):
-            first = 0.0 if every.device.type == "meta" else float(every[0])
-            return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")
-        if value.op == "buffer":
-            return "zeros()"  # what it is comes with the weights
-        return f"normal({float(f'{float(every.std()):.1g}'):g})"
-
-    def part_name(self, part: Value, whole: str) -> str:
-        """What a part of a weight is called: after the value that is made with it."""
-        bias = whole.endswith("_bias")
-        users = self.tree.readers(part)
-        name = next((self.called[user] for user in users if user in self.called), "")
-        if not name:
-            wider = [reader for user in users for reader in self.tree.readers(user)]
-            name = next((self.called[each] for each in wider if each in self.called), "")
-        if not name:
-            return f"{whole}_{part.args['number']}"
-        if len(name) == 1:
-            return f"{'b' if bias else 'w'}{name}"
-        return f"{name}_bias" if bias else f"w_{name}"
-
-    def home_of(self, value: Value, body: Body) -> Body:
-        """The body that declares a parameter: the innermost all of whose modules have all of its readers."""
-        readers = self.tree.readers(value)
-        for each in body.around():
-            inside = {made for scope in each.scopes for made in scope.values}
-            if each.kind != "repeat" or all(reader in inside for reader in readers):
-                return each
-        return body
-
-    def summed(self, value: Value) -> tuple[int, ...]:
-        """The dimensions of a weight that products sum over, if all that read it are products."""
-        readers = self.tree.readers(value)
-        if not readers or any(each.op != "einsum" or base(each.args["xs"][-1]) is not value for each in readers):
-            return ()
-        letters, out = readers[0].args["letters"][-1], readers[0].args["out"]
-        if len(letters) != value.rank:
-            return ()
-        return tuple(i for i, letter in enumerate(letters) if letter not in out)
-
-    def declared_for(self, value: Value, body: Body) -> bool:
-        """Whether nothing has read a parameter yet but what is being written."""
-        name = body.parameters[value].name
-        return not any(re.search(rf"\b{name}\b", line) for line in body.lines)
 
     # ------------------------------------------------------------ what is a statement
 
@@ -215,7 +100,7 @@ class Program:
                 self.write(item, body)
 
     def _bind(self, value: Value, body: Body, said: Said | None = None, name: str | None = None) -> None:
-        said = Writer(self, body)(value) if said is None else said
+        said = Writer(self.file, body)(value) if said is None else said
         if said.text in body.bound and body.bound[said.text] is not None and name in (None, said.text):
             body.said[value] = said
             return
@@ -273,7 +158,7 @@ class Program:
     def _call(self, scope: Scope, body: Body) -> None:
         inputs, outputs = self.tree.inputs_of(scope), self.tree.outputs_of(scope)
         inner = Body("block", [scope], body)
-        outer = Writer(self, body)
+        outer = Writer(self.file, body)
         heads, given = [], []
         for i, value in enumerate(inputs):
             said = outer(value)
@@ -284,12 +169,12 @@ class Program:
             inner.said[value] = evolve(said, text=name, binds=CALL, axes=axes)
             inner.bound[name] = value
         self.write(scope, inner)
-        results = [Writer(self, inner)(value) for value in outputs]
+        results = [Writer(self.file, inner)(value) for value in outputs]
         texts = [each.text for each in results]
         if len(texts) == 1 and inner.lines and inner.lines[-1].startswith(f"let {texts[0]} = "):
             texts = [inner.lines.pop().removeprefix(f"let {texts[0]} = ")]
         inner.lines.append(f"return {', '.join(texts)}")
-        name = self.block(snake(scope.kind, self.family), ", ".join(heads), inner, body)
+        name = self.file.block(snake(scope.kind, self.family), ", ".join(heads), inner, body)
         text = call(name, *given)
         if len(outputs) == 1:
             (made,) = outputs
@@ -305,18 +190,6 @@ class Program:
             self._name(chosen, each, said, body)
             names.append(chosen)
         body.lines.append(f"let {', '.join(names)} = {text}")
-
-    def block(self, wanted: str, head: str, inner: Body, body: Body) -> str:
-        """A call of a block with this text; the name of the block."""
-        text = f"({head}) {{\n{inner.text}\n}}"
-        name, count = wanted, 2
-        while self.blocks.get(name, text) != text or name in self.axes.sizes:
-            name, count = f"{wanted}_{'abcdefghijklmnop'[count - 1]}", count + 1
-        self.blocks[name] = text
-        before = body.calls.setdefault(name, [])
-        before.append(inner)
-        inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
-        return name
 
     def _memory_order(self, said: Said) -> Names:
         ordered = [name for dim in said.dims for name in dim if name in said.axes]
@@ -398,10 +271,10 @@ class Program:
 
     def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """The text that each layer would be, as the body of a repeat; without any effect."""
-        blocks, constants = dict(self.blocks), dict(self.constants)
+        blocks, constants = dict(self.file.blocks), dict(self.file.constants)
         names = self._carried(handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
-        self.blocks, self.constants = blocks, constants
+        self.file.blocks, self.file.constants = blocks, constants
         return texts
 
     def _carried(self, handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
@@ -422,7 +295,7 @@ class Program:
         body: Body,
     ) -> Body:
         inner = Body("repeat", run[start : start + period], body, "layer")
-        outer = Writer(self, body)
+        outer = Writer(self.file, body)
         inner.taken = {name for each in body.around() for name in each.bound} - set(names)
         for j in range(start, start + period):
             for name, value, first in zip(names, handed[j][0], handed[0][0], strict=True):
@@ -430,7 +303,7 @@ class Program:
                 inner.said[value] = evolve(said, text=name, binds=CALL)
                 inner.bound[name] = value
             self.write(run[j], inner)
-            writer = Writer(self, inner)
+            writer = Writer(self.file, inner)
             results = [writer(value) for value in handed[j][1]]
             for name, value, said in zip(names, handed[j][1], results, strict=True):
                 if said.text == name:
@@ -448,7 +321,7 @@ class Program:
 
     def _repeat(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], period: int, body: Body) -> None:
         names = self._carried(handed, body)
-        writer = Writer(self, body)
+        writer = Writer(self.file, body)
         for name, first in zip(names, handed[0][0], strict=True):
             said = writer(first)
             if said.text == name:
@@ -466,7 +339,12 @@ class Program:
                 body.lines.append(f"let {name} = {said.text}")
             self._name(name, first, said, body)
         label, count = "layer", 2
-        while label in body.calls or not body.is_free(label) or label in self.axes.sizes or label in self.constants:
+        while (
+            label in body.calls
+            or not body.is_free(label)
+            or label in self.file.axes.sizes
+            or label in self.file.constants
+        ):
             label, count = f"layer_{count}", count + 1
         bodies = [self._iteration(run, handed, j, period, names, body) for j in range(0, len(run), period)]
         texts = {each.text for each in bodies}
@@ -475,7 +353,7 @@ class Program:
         for each in bodies:
             each.name = label
         body.calls[label] = [list(bodies)]
-        number = self.constant("layers", len(run) // period)
+        number = self.file.constant("layers", len(run) // period)
         body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
         for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
             self._name(carried, result, writer(value), body)
@@ -492,7 +370,7 @@ class Program:
     def text(self) -> str:
         """The file."""
         body = self.model
-        writer = Writer(self, body)
+        writer = Writer(self.file, body)
         heads = []
         for value in self.graph.inputs:
             name = valid(value.args["name"])
@@ -515,7 +393,7 @@ class Program:
                 )
         model = f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}"
         weights = self._weights()
-        blocks = [f"block {name}{text}" for name, text in self.blocks.items() if self._is_used(name)]
+        blocks = [f"block {name}{text}" for name, text in self.file.blocks.items() if self._is_used(name)]
         frozen = self._frozen()
         whole = [*blocks, model, *frozen]
         parts = [self._axes_line("\n".join([*whole, *weights])), self._constants_line("\n".join(whole)), *whole]
@@ -525,22 +403,22 @@ class Program:
         return format_text("\n\n".join(part for part in parts if part))
 
     def _is_used(self, name: str) -> bool:
-        others = [text for other, text in self.blocks.items() if other != name]
+        others = [text for other, text in self.file.blocks.items() if other != name]
         return any(re.search(rf"\b{name}\(", text) for text in (*others, self.model.text))
 
     def _input(self, name: str, value: Value, body: Body) -> str:
         dims = []
         text = name
-        names = Writer(self, body).names_of(value)
+        names = Writer(self.file, body).names_of(value)
         for own in names:
             if len(own) > 1:
-                merged = self.merged(own)
+                merged = self.file.merged(own)
                 text = call("split", text, f"{merged} -> [{', '.join(own)}]")
                 dims.append(merged)
             else:
                 dims += own
         flat = tuple(each for own in names for each in own)
-        dtype = Writer(self, body).dtype_of(value)
+        dtype = Writer(self.file, body).dtype_of(value)
         body.bound[name] = value
         body.said[value] = Said(name, tuple(names), flat, dtype=dtype)
         if text != name:
@@ -548,21 +426,21 @@ class Program:
         return f"{name}: {'' if dtype == 'f32' else dtype}[{', '.join(dims)}]"
 
     def _axes_line(self, text: str) -> str:
-        used = [name for name in self.axes.sizes if re.search(rf"\b{name}\b", text)]
+        used = [name for name in self.file.axes.sizes if re.search(rf"\b{name}\b", text)]
         for name in list(used):  # axes that formulas of others name
-            used += [each for each in re.findall(r"\w+", self.axes.formulas.get(name, "")) if each not in used]
-        order = sorted(used, key=lambda name: name in self.axes.formulas)
+            used += [each for each in re.findall(r"\w+", self.file.axes.formulas.get(name, "")) if each not in used]
+        order = sorted(used, key=lambda name: name in self.file.axes.formulas)
         sizes = []
         for name in order:
-            size = self.axes.formulas.get(name)
-            embed = self.axes.sizes.get("embed")
-            if size is None and name == "ffn" and embed and "embed" in used and self.axes.sizes[name] % embed == 0:
-                size = f"{self.axes.sizes[name] // embed} * embed"
-            sizes.append(f"{name} = {size or self.axes.sizes[name]}")
+            size = self.file.axes.formulas.get(name)
+            embed = self.file.axes.sizes.get("embed")
+            if size is None and name == "ffn" and embed and "embed" in used and self.file.axes.sizes[name] % embed == 0:
+                size = f"{self.file.axes.sizes[name] // embed} * embed"
+            sizes.append(f"{name} = {size or self.file.axes.sizes[name]}")
         return f"axis {', '.join(sizes)}"
 
     def _constants_line(self, text: str) -> str:
-        used = {name: value for name, value in self.constants.items() if re.search(rf"\b{name}\b", text)}
+        used = {name: value for name, value in self.file.constants.items() if re.search(rf"\b{name}\b", text)}
         return f"const {', '.join(f'{n} = {number_text(v)}' for n, v in used.items())}" if used else ""
 
     # ------------------------------------------------------------ weights

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
-from partita.importing.said import AND, CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.said import CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
 from partita.importing.writing.body import Body, Declared
-from partita.importing.writing.names import parameter_name, valid
-
-if TYPE_CHECKING:
-    from partita.importing.writing.program import Program
-
-Names = tuple[str, ...]
+from partita.importing.writing.file import File, Names
+from partita.importing.writing.names import parameter_name
 
 
 class Writer:
     """Says values in a body. Called with a value, it returns its text with its axes."""
 
-    def __init__(self, program: Program, body: Body) -> None:
-        self.program, self.body = program, body
-        self.solver, self.axes = program.solver, program.axes
+    def __init__(self, file: File, body: Body) -> None:
+        self.file, self.body = file, body
+        self.solver, self.axes = file.solver, file.axes
 
     def __call__(self, value: Any) -> Said:
         """What stands for a value, or what makes it."""
@@ -61,15 +57,15 @@ class Writer:
 
     def second(self, name: str) -> str:
         """Another axis of the same size."""
-        return self.program.another(name)
+        return self.file.another(name)
 
     def merged_name(self, names: Sequence[str]) -> str:
         """The axis that several are merged into."""
-        return self.program.merged(tuple(names))
+        return self.file.merged(tuple(names))
 
     def parts_of(self, name: str, *parts: tuple[str, int]) -> Names:
         """The axes that an axis is split into, given what they are called and their sizes."""
-        return self.program.parts(name, parts)
+        return self.file.parts(name, parts)
 
     def single(self, said: Said, value: Value, dims: Sequence[int]) -> tuple[Said, list[str]]:
         """A value each of whose dimensions is one axis: several are merged, and one of size 1 is made."""
@@ -80,7 +76,7 @@ class Writer:
             if len(names) == 1:
                 found.append(names[0])
                 continue
-            new = self.merged_name(names) if names else self.program.unit()
+            new = self.merged_name(names) if names else self.file.unit()
             if not names:
                 said = evolve(said, text=call("expand", said.text, new), axes=(*said.axes, new), binds=CALL)
             elif set(names) & set(said.axes):
@@ -175,7 +171,7 @@ class Writer:
 
     def constant(self, name: str, value: float) -> str:
         """The name of a constant of the file."""
-        return self.program.constant(name, value)
+        return self.file.constant(name, value)
 
     def table(self, value: Value) -> Said:
         """A constant that nothing makes: a formula of positions."""
@@ -187,7 +183,7 @@ class Writer:
             text = _progression(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
-        saved = self.program.saved(value)
+        saved = self.file.saved(value)
         if saved is not None:
             return self._declare(saved, value)
         shape = list(value.shape)
@@ -199,7 +195,7 @@ class Writer:
         return self._declare(value, value)
 
     def _declare(self, value: Value, of: Value, dims: Sequence[Names] | None = None) -> Said:
-        body = self.program.home_of(of, self.body)
+        body = self.file.home_of(of, self.body)
         known = body.parameters.get(value)
         if known is None:
             names = list(dims if dims is not None else self.names_of(of))
@@ -218,12 +214,12 @@ class Writer:
         )
         wanted = parameter_name(source.args["names"], scope)
         if value.op == "part":
-            wanted = self.program.part_name(value, wanted)
+            wanted = self.file.part_name(value, wanted)
         name, count = wanted, 2
         while not body.is_free(name):
             name, count = f"{wanted}_{count}", count + 1
         keyword = "buffer" if value.op in ("buffer", "constant") else "param"
-        return Declared(name, dims, self.program.initial(value), value, keyword, self.program.summed(value))
+        return Declared(name, dims, self.file.initial(value), value, keyword, self.file.summed(value))
 
     def parameter_as(self, value: Value, said: Said, dims: Sequence[Names]) -> Said:
         """A value with other names for its axes; a parameter that is not declared yet is declared with them."""
@@ -231,9 +227,9 @@ class Writer:
             return said
         whole = value
         if value.op in ("parameter", "part"):
-            body = self.program.home_of(whole, self.body)
+            body = self.file.home_of(whole, self.body)
             declared = body.parameters.get(whole)
-            if declared is not None and self.program.declared_for(whole, body):
+            if declared is not None and self.file.declared_for(whole, body):
                 del body.parameters[whole]
                 return self._declare(whole, whole, dims)
         return said.renamed(dims)
@@ -245,7 +241,7 @@ class Writer:
         args = value.args
         inner = Body("block", self.body.scopes, self.body)
         inner.bound["x"] = None
-        write = Writer(self.program, inner)
+        write = Writer(self.file, inner)
         names = {
             slot: write._declare_inside(args[slot], slot)
             for slot in ("scale", "shift", "mean", "variance")
@@ -271,13 +267,13 @@ class Writer:
         result += f" + {names['shift']}" if "shift" in names else ""
         inner.lines = [*lines, f"return {result}"]
         head = f"x: [{', '.join(x.axes)}]"
-        name = self.program.block("batch_norm", head, inner, self.body)
+        name = self.file.block("batch_norm", head, inner, self.body)
         return evolve(x, text=call(name, x.text), binds=CALL)
 
     def _declare_inside(self, value: Value, name: str) -> str:
         keyword = "buffer" if name in ("mean", "variance") else "param"
         wanted = {"mean": "running_mean", "variance": "running_variance"}.get(name, name)
-        initial = {"mean": "zeros()", "variance": "ones()"}.get(name) or self.program.initial(value)
+        initial = {"mean": "zeros()", "variance": "ones()"}.get(name) or self.file.initial(value)
         self.body.parameters[value] = Declared(wanted, tuple(self.names_of(value)), initial, value, keyword)
         return wanted
 
@@ -314,6 +310,3 @@ def _named(rate: float, count: int) -> str:
         if whole == int(whole) and whole > 1:
             return f"(-log({number_text(whole)}) / {steps})"
     return f"({number_text(rate)})"
-
-
-__all__ = ["AND", "Writer", "valid"]

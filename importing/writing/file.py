@@ -1,0 +1,156 @@
+"""What a file has so far: axes, constants, blocks, and what parameters are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from partita.importing.axes import Axes
+from partita.importing.factors import Solver, place_of
+from partita.importing.graph import Value
+from partita.importing.said import number_text
+from partita.importing.writing.body import Body
+from partita.importing.writing.names import called
+from partita.importing.writing.tree import Tree, base
+
+Names = tuple[str, ...]
+
+
+class File:
+    """What is written so far, of a graph whose axes are solved. `state` is what the module saves."""
+
+    def __init__(
+        self, solver: Solver, tree: Tree, state: dict[str, torch.Tensor], wanted: dict[str, list[str]]
+    ) -> None:
+        self.solver, self.tree, self.state = solver, tree, state
+        self.axes = Axes(solver, wanted)
+        self.called = called(tree)
+        self.constants: dict[str, float] = {}
+        self.blocks: dict[str, str] = {}
+        self.seconds: dict[str, str] = {}
+        self.merges: dict[Names, str] = {}
+        self.splits: dict[tuple[str, Names], Names] = {}
+        self.saved_constants: dict[str, Value] = {}
+
+    # ------------------------------------------------------------ axes and constants
+
+    def another(self, name: str) -> str:
+        """Another axis of the same size."""
+        if name not in self.seconds:
+            self.seconds[name] = self.axes.free(
+                [f"{name}_out" if name == "embed" else f"other_{name}"], self.axes.sizes[name]
+            )
+            self.axes.formulas[self.seconds[name]] = name
+        return self.seconds[name]
+
+    def merged(self, names: Names) -> str:
+        """The axis that several are merged into."""
+        if names not in self.merges:
+            size = prod(self.axes.sizes[name] for name in names)
+            self.merges[names] = self.axes.free(["places" if len(names) > 1 else "one"], size)
+            self.axes.formulas[self.merges[names]] = " * ".join(names)
+        return self.merges[names]
+
+    def unit(self) -> str:
+        """An axis of size 1."""
+        if () not in self.merges:
+            self.merges[()] = self.axes.free(["one"], 1)
+        return self.merges[()]
+
+    def parts(self, name: str, wanted: Sequence[tuple[str, int]]) -> Names:
+        """The axes that an axis is split into."""
+        key = (name, tuple(f"{part}={size}" for part, size in wanted))
+        if key not in self.splits:
+            self.splits[key] = tuple(self.axes.free([part], size) for part, size in wanted)
+        return self.splits[key]
+
+    def constant(self, name: str, value: float) -> str:
+        """The name of a constant with this value, such as `eps`."""
+        for known, its in self.constants.items():
+            if its == value and re.fullmatch(rf"{name}(_\d+)?", known):
+                return known
+        chosen, count = name, 2
+        while chosen in self.constants or chosen in self.axes.sizes:
+            chosen, count = f"{name}_{count}", count + 1
+        self.constants[chosen] = value
+        return chosen
+
+    def saved(self, value: Value) -> Value | None:
+        """A constant that the module saves with its parameters, as a buffer."""
+        name = value.args.get("name", "")
+        if name not in self.state or not value.is_float:
+            return None
+        if name not in self.saved_constants:
+            made = Value(
+                "buffer", {"names": [name], "data": value.constant, "trained": False}, value.shape, value.dtype
+            )
+            self.saved_constants[name] = made
+        return self.saved_constants[name]
+
+    # ------------------------------------------------------------ parameters
+
+    def initial(self, value: Value) -> str:
+        """How a parameter begins: as those at the same place of other layers do."""
+        source = value.args["of"] if value.op == "part" else value
+        key = place_of(source)
+        alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
+        every = torch.cat([each.flatten().double() for each in alike or [source.args["data"]]])
+        if every.device.type == "meta" or bool((every == every[0]).all()):
+            first = 0.0 if every.device.type == "meta" else float(every[0])
+            return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")
+        if value.op == "buffer":
+            return "zeros()"  # what it is comes with the weights
+        return f"normal({float(f'{float(every.std()):.1g}'):g})"
+
+    def part_name(self, part: Value, whole: str) -> str:
+        """What a part of a weight is called: after the value that is made with it."""
+        bias = whole.endswith("_bias")
+        users = self.tree.readers(part)
+        name = next((self.called[user] for user in users if user in self.called), "")
+        if not name:
+            wider = [reader for user in users for reader in self.tree.readers(user)]
+            name = next((self.called[each] for each in wider if each in self.called), "")
+        if not name:
+            return f"{whole}_{part.args['number']}"
+        if len(name) == 1:
+            return f"{'b' if bias else 'w'}{name}"
+        return f"{name}_bias" if bias else f"w_{name}"
+
+    def home_of(self, value: Value, body: Body) -> Body:
+        """The body that declares a parameter: the innermost all of whose modules have all of its readers."""
+        readers = self.tree.readers(value)
+        for each in body.around():
+            inside = {made for scope in each.scopes for made in scope.values}
+            if each.kind != "repeat" or all(reader in inside for reader in readers):
+                return each
+        return body
+
+    def summed(self, value: Value) -> tuple[int, ...]:
+        """The dimensions of a weight that products sum over, if all that read it are products."""
+        readers = self.tree.readers(value)
+        if not readers or any(each.op != "einsum" or base(each.args["xs"][-1]) is not value for each in readers):
+            return ()
+        letters, out = readers[0].args["letters"][-1], readers[0].args["out"]
+        if len(letters) != value.rank:
+            return ()
+        return tuple(i for i, letter in enumerate(letters) if letter not in out)
+
+    def declared_for(self, value: Value, body: Body) -> bool:
+        """Whether nothing has read a parameter yet but what is being written."""
+        name = body.parameters[value].name
+        return not any(re.search(rf"\b{name}\b", line) for line in body.lines)
+
+    def block(self, wanted: str, head: str, inner: Body, body: Body) -> str:
+        """A call of a block with this text; the name of the block."""
+        text = f"({head}) {{\n{inner.text}\n}}"
+        name, count = wanted, 2
+        while self.blocks.get(name, text) != text or name in self.axes.sizes:
+            name, count = f"{wanted}_{'abcdefghijklmnop'[count - 1]}", count + 1
+        self.blocks[name] = text
+        before = body.calls.setdefault(name, [])
+        before.append(inner)
+        inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
+        return name
