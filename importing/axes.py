@@ -22,6 +22,7 @@ class Axes:
         self.names: dict[Factor, str] = {}
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
+        self.strided: set[str] = set()  # axes over which windows stride
         for value in solver.values:
             self._vote(value, wanted)
         self._join_by_role()
@@ -30,6 +31,9 @@ class Axes:
         certain = sorted(dict.fromkeys(factors), key=lambda each: -_best(each)[1])
         for factor in certain:
             self.names[factor] = self.free([name for name, _ in factor.names.most_common()] or ["part"], factor.size)
+        for value in solver.values:
+            if value.op in ("conv", "patches"):
+                self._derive(value)
 
     def free(self, wanted: list[str], size: int) -> str:
         """The first of some names that is free, or the first with a number; an axis of this size has it from now on."""
@@ -42,6 +46,20 @@ class Axes:
                 name, count = f"{wanted[0]}_{count}", count + 1
         self.sizes[name] = size
         return name
+
+    def _derive(self, value: Value) -> None:
+        """Places of windows are the axis over which they stride, divided, where that is so."""
+        places = self.of(value)
+        image = self.of(value.args["x"])
+        first = len(image) - len(value.args["stride"])
+        for i, stride in enumerate(value.args["stride"], first):
+            old, new = image[i], places[i]
+            if len(old) != 1 or old == new:
+                continue
+            self.strided.add(old[0])
+            (own,) = new if len(new) == 1 else ("",)
+            if own and own not in self.formulas and self.sizes[old[0]] == stride * self.sizes[own]:
+                self.formulas[own] = f"{old[0]} / {stride}"
 
     def of(self, value: Value) -> list[tuple[str, ...]]:
         """The names of a value's axes, by dimension."""
@@ -100,6 +118,13 @@ class Axes:
                 dims[-2 * count : -count], ("rows", "columns") if count == 2 else ("places",), strict=True
             ):
                 vote(dim, 8, name)
+        elif value.op == "routed":
+            table = [leaves(dim) for dim in self.solver.dims[args["w"]]]
+            vote(table[0], 80, "experts")
+            for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
+                vote(dim, 5, "ffn" if letter in args["out"] else "embed")
+        elif value.op == "top":
+            vote(dims[args["dim"]], 70, "chosen")
         elif value.op == "einsum":
             self._vote_product(value, vote)
 

@@ -24,6 +24,9 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     """The graph of a module's `forward` with these keyword arguments. Raises NotUnderstood where it cannot be exported:
     a branch that depends on data, for instance.
     """
+    configuration = getattr(module, "config", None)
+    if hasattr(module, "set_experts_implementation") and getattr(configuration, "_experts_implementation", None):
+        module.set_experts_implementation("batched_mm")  # that which does not sort
     try:
         program = torch.export.export(module, (), kwargs=dict(inputs), strict=False).run_decompositions({})
     except Exception as error:

@@ -72,6 +72,7 @@ class Solver:
         self.values = order(outputs)
         self.users = users(self.values)
         self.dims: dict[Value, list[Dim]] = {}
+        self.chosen: dict[tuple[Value, int, int], Dim] = {}  # what `top_k` chooses, of values and of ids
         self.pieces: dict[Value, list[Dim]] = {}  # of a concatenation, what is put together
         for value in self.values:
             self.dims[value] = self._of(value)

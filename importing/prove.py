@@ -100,7 +100,7 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
         for name in dim
     }
     found: dict[str, list[tuple[str, int]]] = {}
-    fixed: set[str] = set(held) | set(program.file.axes.formulas)
+    fixed: set[str] = set(held) | set(program.file.axes.formulas) | program.file.axes.strided
     for value in imported.graph.inputs:
         if value not in program.solver.dims:
             continue
@@ -235,6 +235,13 @@ def _made_exact(tensor: Tensor) -> Tensor:
         made = base ** (-torch.arange(count, dtype=torch.float64) / count)
         if torch.allclose(made, tensor, rtol=1e-5):
             return made
+    if tensor.dim() == 2 and min(tensor.shape) > 1:
+        for inverse, function in ((torch.acos, torch.cos), (torch.asin, torch.sin)):
+            positions, count = tensor.shape
+            base = float(f"{float(inverse(tensor[1]).clamp(min=1e-30)[1] ** -count):.4g}")
+            angles = torch.arange(positions).double()[:, None] * base ** (-torch.arange(count).double() / count)
+            if torch.allclose(function(angles), tensor, rtol=0, atol=1e-5):
+                return function(angles)
     return tensor
 
 

@@ -75,6 +75,8 @@ def listed(names: Sequence[str]) -> str:
 
 def number_text(x: float) -> str:
     """A number as one would write it."""
+    if abs(x) == float("inf"):
+        return "1e30" if x > 0 else "-1e30"
     if isinstance(x, float) and x == int(x) and abs(x) < 1e15:
         x = int(x)
     if isinstance(x, int):

@@ -228,6 +228,7 @@ def _activation(value: Value, a: Arguments) -> Value:
 @aten("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clip.default")
 def _clamp(value: Value, a: Arguments) -> Value:
     made, low, high = a["self"], a["min"], a["max"]
+    low, high = (None if number(each) in (float("inf"), float("-inf")) else each for each in (low, high))
     if low is not None:
         made = pointwise(value, "maximum", made, low)
     return made if high is None else pointwise(value, "minimum", made, high)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from partita.importing.graph import Value, is_op, order, rewritten, users
 from partita.importing.normal.products import einsum
@@ -41,8 +42,7 @@ def split_projections(outputs: Sequence[Value]) -> list[Value]:
 
     whole: dict[Value, list[int]] = {}
     for value in values:
-        found = _projection(value)
-        if found is not None:
+        if _cut(value) is not None:
             slices = slices_of(value)
             if slices is not None and len({each.args["start"] for each in slices}) > 1:
                 whole[value] = sorted({each.args["start"] for each in slices})
@@ -53,33 +53,62 @@ def split_projections(outputs: Sequence[Value]) -> list[Value]:
         source = value.args["x"]
         while is_op(source, "view") and source.shape[-1] == source.args["x"].shape[-1]:
             source = source.args["x"]
-        found = _projection(source)
-        if source not in whole or found is None:
+        cut = _cut(source)
+        if source not in whole or cut is None:
             return None
-        product, bias = found
         start, size = value.args["start"], value.shape[-1]
         number = whole[source].index(start)
-        x, weight = product.args["xs"]
-        letters, out = product.args["letters"], product.args["out"]
-        dim = letters[1].index(out[-1])
-        made = einsum(value, letters, out, x, part(weight, dim, start, size, number))
-        if bias is not None:
-            made = value.make("pointwise", made.shape, function="add", xs=[made, part(bias, 0, start, size, number)])
-        return viewed(value, made)
+        return viewed(value, cut(value, lambda weight, dim: part(weight, dim, start, size, number)))
 
     return rewritten(outputs, [rule])
 
 
-def _projection(value: Value) -> tuple[Value, Value | None] | None:
-    """The product of a weight, whose output is last, and a bias that is added to it."""
-    bias = None
+# Makes a product at a value's place, of parts of weights along a dimension.
+Cutting: TypeAlias = Callable[[Value, Callable[[Value, int], Value]], Value]
+
+
+def _cut(value: Value) -> Cutting | None:
+    """What makes a part of a projection, whose output is last: of a product, of experts, or of these with a bias."""
     xs = applied(value, "add")
-    if xs is not None:
-        value, bias = xs
-        if not is_op(bias, "parameter") or bias.rank != 1:
+    if xs is not None and isinstance(xs[0], Value):
+        product, bias = _cut(xs[0]), _bias(xs[1])
+        if product is None or bias is None:
             return None
-    if not is_op(value, "einsum") or len(value.args["xs"]) != 2 or not is_op(value.args["xs"][1], "parameter"):
-        return None
-    letter = value.args["out"][-1] if value.args["out"] else ""
-    only = letter in value.args["letters"][1] and letter not in value.args["letters"][0]
-    return (value, bias) if only else None
+
+        def added(place: Value, part: Callable[[Value, int], Value]) -> Value:
+            made = product(place, part)
+            return place.make("pointwise", made.shape, function="add", xs=[made, bias(place, part)])
+
+        return added
+    if is_op(value, "einsum") and len(value.args["xs"]) == 2 and is_op(value.args["xs"][1], "parameter"):
+        (x, weight), letters, out = value.args["xs"], value.args["letters"], value.args["out"]
+        if not out or out[-1] not in letters[1] or out[-1] in letters[0]:
+            return None
+        return lambda place, part: einsum(place, letters, out, x, part(weight, letters[1].index(out[-1])))
+    if (
+        is_op(value, "routed")
+        and is_op(value.args["w"], "parameter")
+        and value.args["out"][-1] in value.args["letters"]
+    ):
+        args = value.args
+        dim = args["letters"].index(args["out"][-1])
+
+        def chosen(place: Value, part: Callable[[Value, int], Value]) -> Value:
+            weight = part(args["w"], dim)
+            return place.make("routed", (*value.shape[:-1], weight.shape[dim]), **{**args, "w": weight})
+
+        return chosen
+    return None
+
+
+def _bias(bias: Any) -> Cutting | None:
+    if is_op(bias, "parameter") and bias.rank == 1:
+        return lambda place, part: part(bias, 0)
+    if is_op(bias, "embedding") and is_op(bias.args["table"], "parameter") and bias.args["table"].rank == 2:
+
+        def chosen(place: Value, part: Callable[[Value, int], Value]) -> Value:
+            table = part(bias.args["table"], 1)
+            return place.make("embedding", (*bias.shape[:-1], table.shape[1]), **{**bias.args, "table": table})
+
+        return chosen
+    return None

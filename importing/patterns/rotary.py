@@ -58,7 +58,7 @@ def pairs(value: Value) -> Value | None:
         return None
     if (first.args["index"], second.args["index"]) != (0, 1) or first.args["dim"] != first.rank:
         return None
-    x = viewed(value, first.args["x"], value.shape)
+    x = viewed(value, first.args["x"], (*first.shape[:-1], 2 * first.shape[-1]))
     return _rope(value, x, cosines, sines, True, twice=False)
 
 
@@ -92,7 +92,7 @@ def complex_pairs(value: Value) -> Value | None:
         if is_op(x, "view_as_complex.default") and isinstance(factors, Value) and factors.constant is not None:
             cosines, sines = (factors.make("constant", factors.shape, torch.float32, name="") for _ in range(2))
             cosines.constant, sines.constant = factors.constant.real, factors.constant.imag
-            inside = viewed(value, x.args["self"], value.shape)
+            inside = viewed(value, x.args["self"], (*x.shape[:-1], 2 * x.shape[-1]))
             return _rope(value, inside, cosines, sines, True, twice=False)
     return None
 
@@ -105,7 +105,7 @@ def _rope(
         return None
     if cosines.constant is None or sines.constant is None:
         return None
-    shape, lines = cosines.shape, x.rank - cosines.rank
+    shape, lines = cosines.shape, x.rank - cosines.rank  # a table has fewer dimensions, which count from the last
     long = [i for i, size in enumerate(shape[:-1]) if size > 1]
     if len(long) != 1:
         return None
@@ -115,7 +115,8 @@ def _rope(
     base = base_of(tables[0], tables[1])
     if base is None:
         raise value.refuse("rotary positions of unknown frequencies")
-    return value.make("rope", x=x, position=long[0] + lines, base=base, interleaved=interleaved, part=1.0)
+    options = {"position": long[0] + lines, "base": base, "interleaved": interleaved, "part": 1.0}
+    return viewed(value, value.make("rope", x.shape, x=x, **options))
 
 
 def _table(elements: Tensor | None, twice: bool) -> Tensor | None:

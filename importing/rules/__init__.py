@@ -1,5 +1,5 @@
 """Operations of this package: which dimensions are one axis, and what the language says for each."""
 
-from partita.importing.rules import attention, convolution, layers, pointwise, products, views
+from partita.importing.rules import attention, convolution, layers, pointwise, products, routing, views
 
-__all__ = ["attention", "convolution", "layers", "pointwise", "products", "views"]
+__all__ = ["attention", "convolution", "layers", "pointwise", "products", "routing", "views"]

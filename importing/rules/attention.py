@@ -54,7 +54,7 @@ def _say_attend(write: Writer, value: Value) -> Said:
         extra["mask"] = write.lower(query, over, args["causal"], args["window"])
         lower = {"causal": None, "window": None}
     for name, table in tables.items():
-        said = write(table)
+        said = write.in_f32(write(table))
         wanted = whole[len(whole) - len(said.dims) :]
         fitted = said.renamed([new if own else () for own, new in zip(said.dims, wanted, strict=True)])
         extra[name] = f"{extra[name]} and {fitted.within(6)}" if name in extra else fitted.text

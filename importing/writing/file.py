@@ -32,6 +32,7 @@ class File:
         self.blocks: dict[str, str] = {}
         self.seconds: dict[str, str] = {}
         self.merges: dict[Names, str] = {}
+        self.units: list[str] = []
         self.splits: dict[tuple[str, Names], Names] = {}
         self.saved_constants: dict[str, Value] = {}
 
@@ -54,11 +55,11 @@ class File:
             self.axes.formulas[self.merges[names]] = " * ".join(names)
         return self.merges[names]
 
-    def unit(self) -> str:
-        """An axis of size 1."""
-        if () not in self.merges:
-            self.merges[()] = self.axes.free(["one"], 1)
-        return self.merges[()]
+    def unit(self, number: int) -> str:
+        """One of several axes of size 1."""
+        while len(self.units) <= number:
+            self.units.append(self.axes.free(["one"], 1))
+        return self.units[number]
 
     def parts(self, name: str, wanted: Sequence[tuple[str, int]]) -> Names:
         """The axes that an axis is split into."""

@@ -49,7 +49,7 @@ class Program:
         for value in self.tree.values:
             sites = self._sites(value)
             several = len(sites) != 1 or self.tree.is_output(value)
-            named = value.op == "attend" or (value in self.called and self._is_heavy(value))
+            named = value.op in ("attend", "top") or (value in self.called and self._is_heavy(value))
             if several or named or self._are_apart(value, sites[0]):
                 kept.add(value)
         return kept
@@ -87,7 +87,9 @@ class Program:
             item = items[at]
             at += 1
             if isinstance(item, Value):
-                if item in self.kept:
+                if item.op == "top":
+                    self._bind_top(item, body)
+                elif item in self.kept:
                     self._bind(item, body)
                 continue
             run = self._run(items[at - 1 :])
@@ -107,6 +109,28 @@ class Program:
         name = self._free(name or self.called.get(value) or "h", value, body)
         body.lines.append(f"let {name} = {said.text}")
         self._name(name, value, said, body)
+
+    def _bind_top(self, value: Value, body: Body) -> None:
+        """Bind the values and the ids that `top_k` chooses, which it returns together."""
+        if value in body.said:
+            return
+        same = ("x", "dim", "count")
+        both = [v for v in self.tree.values if v.op == "top" and all(v.args[k] == value.args[k] for k in same)]
+        writer = Writer(self.file, body)
+        x, (over,) = writer.single(writer(value.args["x"]), value.args["x"], [value.args["dim"]])
+        dims = [*x.dims]
+        dims[value.args["dim"]] = writer.names_of(value)[value.args["dim"]]
+        (chosen,) = dims[value.args["dim"]]
+        axes = tuple(chosen if name == over else name for name in x.axes)
+        names = []
+        for index, usual in enumerate(("weight", "id")):
+            own = next((v for v in both if v.args["index"] == index), None)
+            name = self._free(usual, own or value, body)
+            names.append(name)
+            body.bound[name] = own
+            if own is not None:
+                body.said[own] = Said(name, tuple(dims), axes, dtype="f32" if index == 0 else "i64")
+        body.lines.append(f"let {', '.join(names)} = {call('top_k', x.text, f'{over} -> {chosen}')}")
 
     def _name(self, name: str, value: Value, said: Said, body: Body) -> None:
         old = body.bound.get(name)
@@ -267,7 +291,16 @@ class Program:
                         return None
                 elif value is not inputs[0][i]:
                     return None
+        if any(
+            self._axes_of(inputs[0][i]) != self._axes_of(out[t])
+            for i, t in zip(places, targets, strict=True)
+            for out in outputs
+        ):
+            return None
         return [([inputs[j][i] for i in places], [outputs[j][t] for t in targets]) for j in range(len(run))]
+
+    def _axes_of(self, value: Value) -> set[str]:
+        return {name for dim in self.file.axes.of(value) for name in dim}
 
     def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """The text that each layer would be, as the body of a repeat; without any effect."""
@@ -299,8 +332,7 @@ class Program:
         inner.taken = {name for each in body.around() for name in each.bound} - set(names)
         for j in range(start, start + period):
             for name, value, first in zip(names, handed[j][0], handed[0][0], strict=True):
-                said = outer(first) if j == 0 or value is first else self._carried_as(outer(first), name)
-                inner.said[value] = evolve(said, text=name, binds=CALL)
+                inner.said[value] = self._handed(name, value, outer(first))
                 inner.bound[name] = value
             self.write(run[j], inner)
             writer = Writer(self.file, inner)
@@ -316,8 +348,11 @@ class Program:
                 inner.said.pop(value, None)
         return inner
 
-    def _carried_as(self, said: Said, name: str) -> Said:
-        return evolve(said, text=name, binds=CALL)
+    def _handed(self, name: str, value: Value, first: Said) -> Said:
+        """A value that layers hand on: it has the axes of the first one, in dimensions of its own."""
+        dims = tuple(self.file.axes.of(value))
+        same = {each for dim in dims for each in dim} >= {*first.axes}
+        return Said(name, dims if same else first.dims, first.axes, dtype=first.dtype)
 
     def _repeat(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], period: int, body: Body) -> None:
         names = self._carried(handed, body)
@@ -356,7 +391,7 @@ class Program:
         number = self.file.constant("layers", len(run) // period)
         body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
         for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
-            self._name(carried, result, writer(value), body)
+            self._name(carried, result, self._handed(carried, result, writer(value)), body)
 
     def _is_read_later(self, value: Value, run: list[Scope]) -> bool:
         inside = {made for scope in run for made in scope.values}
@@ -407,16 +442,19 @@ class Program:
         return any(re.search(rf"\b{name}\(", text) for text in (*others, self.model.text))
 
     def _input(self, name: str, value: Value, body: Body) -> str:
-        dims = []
-        text = name
-        names = Writer(self.file, body).names_of(value)
-        for own in names:
-            if len(own) > 1:
-                merged = self.file.merged(own)
-                text = call("split", text, f"{merged} -> [{', '.join(own)}]")
-                dims.append(merged)
-            else:
+        """An input's declaration. Merged axes are split, and of an axis of size 1 the one element is taken."""
+        dims, text = [], name
+        names = self.file.axes.of(value)
+        for i, own in enumerate(names):
+            if len(own) == 1:
                 dims += own
+            elif own:
+                dims.append(self.file.merged(own))
+                text = call("split", text, f"{dims[-1]} -> [{', '.join(own)}]")
+            else:
+                usual = {4: {1: "channels"}, 3: {1: "channels"}}.get(value.rank, {}).get(i, "one")
+                dims.append(self.file.axes.free([usual], 1))
+                text = call("gather", text, 0, along=dims[-1])
         flat = tuple(each for own in names for each in own)
         dtype = Writer(self.file, body).dtype_of(value)
         body.bound[name] = value
@@ -428,7 +466,9 @@ class Program:
     def _axes_line(self, text: str) -> str:
         used = [name for name in self.file.axes.sizes if re.search(rf"\b{name}\b", text)]
         for name in list(used):  # axes that formulas of others name
-            used += [each for each in re.findall(r"\w+", self.file.axes.formulas.get(name, "")) if each not in used]
+            used += [
+                each for each in re.findall(r"[A-Za-z]\w*", self.file.axes.formulas.get(name, "")) if each not in used
+            ]
         order = sorted(used, key=lambda name: name in self.file.axes.formulas)
         sizes = []
         for name in order:

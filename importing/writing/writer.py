@@ -76,7 +76,9 @@ class Writer:
             if len(names) == 1:
                 found.append(names[0])
                 continue
-            new = self.merged_name(names) if names else self.file.unit()
+            new = (
+                self.merged_name(names) if names else self.file.unit(sum(unit in said.axes for unit in self.file.units))
+            )
             if not names:
                 said = evolve(said, text=call("expand", said.text, new), axes=(*said.axes, new), binds=CALL)
             elif set(names) & set(said.axes):
@@ -147,10 +149,13 @@ class Writer:
         floats = {each.dtype for each in said} & {"f32", "f64"}
         if len(floats) < 2:
             return said
-        return [
-            evolve(each, text=call("cast", each.text, "f32"), binds=CALL, dtype="f32") if each.dtype == "f64" else each
-            for each in said
-        ]
+        return [self.in_f32(each) for each in said]
+
+    def in_f32(self, said: Said) -> Said:
+        """A table in the dtype of what it is used with."""
+        return (
+            evolve(said, text=call("cast", said.text, "f32"), binds=CALL, dtype="f32") if said.dtype == "f64" else said
+        )
 
     def times(self, one: Said, two: Said, dims: tuple[Names, ...]) -> Said:
         """An outer product."""

@@ -1,0 +1,111 @@
+"""Experts, and what ids choose."""
+
+from __future__ import annotations
+
+from partita.importing.factors import Dim, Solver, factors
+from partita.importing.graph import Value
+from partita.importing.said import Said, call, listed, says
+from partita.importing.writing.writer import Writer
+
+
+@factors("routed")
+def _routed(solver: Solver, value: Value) -> list[Dim]:
+    args = value.args
+    w = dict(zip(args["letters"][1:], solver.dims[args["w"]][1:], strict=True))
+    w[args["letters"][0]] = solver.dims[args["ids"]][0]
+    known = dict(w)
+    for letter, dim, size in zip(args["names"], solver.dims[args["x"]], args["x"].shape, strict=True):
+        if size == 1:
+            continue
+        if letter in known:
+            solver.unify(known[letter], dim, value)
+        else:
+            known[letter] = dim
+    return [known.get(letter, []) for letter in args["out"]]
+
+
+@says("routed")
+def _say_routed(write: Writer, value: Value) -> Said:
+    args = value.args
+    x, ids = write(args["x"]), write(args["ids"])
+    w, (along,) = write.single(write(args["w"]), args["w"], [0])
+    x = x.renamed(
+        [
+            ids.dims[0] if letter == args["letters"][0] and own else own
+            for letter, own in zip(args["names"], x.dims, strict=True)
+        ]
+    )
+    known = {letter: dim for letter, dim in zip(args["names"], x.dims, strict=True) if dim}
+    for letter, dim in zip(args["letters"][1:], w.dims[1:], strict=True):
+        known.setdefault(letter, dim)
+    known[args["letters"][0]] = ids.dims[0]
+    over = [name for letter in args["letters"][1:] if letter not in args["out"] for name in known[letter]]
+    text = call("routed_dot", x.text, w.text, ids.text, over=listed(over), along=along)
+    every = dict.fromkeys((*x.axes, *ids.axes, *w.axes))
+    axes = tuple(name for name in every if name not in (*over, along))
+    return Said(text, tuple(known.get(letter, ()) for letter in args["out"]), axes)
+
+
+@factors("top")
+def _top(solver: Solver, value: Value) -> list[Dim]:
+    dims = list(solver.dims[value.args["x"]])
+    key = (value.args["x"], value.args["dim"], value.args["count"])
+    if key not in solver.chosen:
+        solver.chosen[key] = solver.fresh([value.args["count"]])[0]
+    dims[value.args["dim"]] = solver.chosen[key]
+    return dims
+
+
+@says("top")
+def _say_top(write: Writer, value: Value) -> Said:
+    """Of values and ids, which are bound together."""
+    raise value.refuse("`topk` whose results are not bound")
+
+
+@factors("one_hot")
+def _one_hot(solver: Solver, value: Value) -> list[Dim]:
+    return [*solver.dims[value.args["ids"]], solver.fresh(value.shape[-1:])[0]]
+
+
+@says("one_hot")
+def _say_one_hot(write: Writer, value: Value) -> Said:
+    ids = write(value.args["ids"])
+    (axis,) = write.names_of(value)[-1]
+    return Said(call("one_hot", ids.text, axis), (*ids.dims, (axis,)), (*ids.axes, axis))
+
+
+@factors("take")
+def _take(solver: Solver, value: Value) -> list[Dim]:
+    dims, at = list(solver.dims[value.args["x"]]), value.args["dim"]
+    return [*dims[:at], *solver.dims[value.args["ids"]], *dims[at + 1 :]]
+
+
+@says("take")
+def _say_take(write: Writer, value: Value) -> Said:
+    at = value.args["dim"]
+    x, (along,) = write.single(write(value.args["x"]), value.args["x"], [at])
+    ids = write(value.args["ids"])
+    axes = (*(name for name in x.axes if name != along), *(name for name in ids.axes if name not in x.axes))
+    return Said(
+        call("gather", x.text, ids.text, along=along), (*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), axes, dtype=x.dtype
+    )
+
+
+@factors("pick")
+def _pick(solver: Solver, value: Value) -> list[Dim]:
+    """Elements that ids choose along a dimension, at the same place of all others."""
+    x, ids, at = value.args["x"], value.args["ids"], value.args["dim"]
+    for i, (own, other) in enumerate(zip(solver.dims[ids], solver.dims[x], strict=True)):
+        if i != at and ids.shape[i] == x.shape[i]:
+            solver.unify(own, other, value)
+    return solver.dims[ids]
+
+
+@says("pick")
+def _say_pick(write: Writer, value: Value) -> Said:
+    at = value.args["dim"]
+    x, (along,) = write.single(write(value.args["x"]), value.args["x"], [at])
+    ids = write(value.args["ids"])
+    ids = ids.renamed([own if i == at or not own else x.dims[i] for i, own in enumerate(ids.dims)])
+    axes = tuple(dict.fromkeys((*(name for name in x.axes if name != along), *ids.axes)))
+    return Said(call("gather", x.text, ids.text, along=along), ids.dims, axes, dtype=x.dtype)
