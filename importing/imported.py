@@ -14,10 +14,12 @@ from partita.importing.factors import RULES, Solver
 from partita.importing.graph import Captured, NotUnderstood, Value, number, rewritten
 from partita.importing.normal import layers, pointwise, products, reductions, views
 from partita.importing.normal.arguments import normal
+from partita.importing.normal.views import expanded
 from partita.importing.patterns import RULES as PATTERNS
 from partita.importing.patterns.projections import split_projections
 from partita.importing.writing.names import snake
 from partita.importing.writing.program import Program
+from partita.importing.writing.tree import VIEWS
 
 # What registers operations.
 REGISTERED = (rules, layers, pointwise, products, reductions, views)
@@ -71,14 +73,26 @@ def _folded(value: Value) -> Value | None:
     """A constant that is a number, a progression, or of operations that the language lacks: only its elements count."""
     if value.constant is None or value.op == "constant":
         return None
-    whole = value.constant.dtype not in (torch.float32, torch.float64)
-    line = value.rank == 1 and whole and value.constant.dtype != torch.bool
-    if number(value) is not None or value.op not in RULES or line or _of_nothing(value):
-        made = value.make("constant", name="")
-        made.constant = value.constant
-        return made
+    if number(value) is None and value.op in RULES and value.inputs:
+        if value.dtype in (torch.float32, torch.float64, torch.bool) or value.op in VIEWS:
+            return None
+        return _along_one(value)
+    made = value.make("constant", name="")
+    made.constant = value.constant
+    return made
+
+
+def _along_one(value: Value) -> Value | None:
+    """Integers that differ along one dimension at most, repeated along the others."""
+    elements = value.constant
+    if elements is None:
+        return None
+    for dim in range(value.rank):
+        first = elements
+        for other in range(value.rank):
+            first = first if other == dim else first.narrow(other, 0, 1)
+        if bool((elements == first).all()):
+            made = value.make("constant", tuple(first.shape), name="")
+            made.constant = first
+            return expanded(value, made, value.shape)
     return None
-
-
-def _of_nothing(value: Value) -> bool:
-    return not value.inputs

@@ -11,7 +11,7 @@ from partita.importing.normal.arguments import Arguments, aten
 from partita.importing.normal.pointwise import pointwise
 from partita.importing.normal.products import einsum
 from partita.importing.normal.reductions import reduced
-from partita.importing.normal.views import viewed
+from partita.importing.normal.views import expanded, permuted, selected, sliced, viewed
 
 
 @aten("layer_norm.default", "rms_norm.default")
@@ -49,23 +49,103 @@ def _index(value: Value, a: Arguments) -> Value:
     x = a["self"]
     ids = a["indices"] if value.op == "index.Tensor" else [None] * a.dim() + [a["index"]]
     used = [each for each in ids if each is not None]
-    if len(used) != 1 or used[0].dtype == torch.bool:
-        raise value.refuse(
-            "an index of several tensors" if len(used) != 1 else "an index of booleans: sizes depend on data"
-        )
-    dim = ids.index(used[0])
+    if any(each.dtype == torch.bool for each in used):
+        raise value.refuse("an index of booleans: sizes depend on data")
+    if len(used) > 1:
+        return _several(value, x, ids)
+    dim, (index,) = ids.index(used[0]), used
+    single = number(index)
+    if single is not None:
+        chosen = selected(value, x, dim, int(single))
+        shape = (*x.shape[:dim], *(1 for _ in index.shape), *x.shape[dim + 1 :])
+        return expanded(value, viewed(value, chosen, shape), value.shape)
     if dim == 0:
-        return value.make("embedding", table=x, ids=used[0], padding=None)
-    return value.make("take", x=x, ids=used[0], dim=dim)
+        return value.make("embedding", table=x, ids=index, padding=None)
+    return value.make("take", x=x, ids=index, dim=dim)
+
+
+def _several(value: Value, x: Value, ids: list[Value | None]) -> Value:
+    """An index of several tensors, of which all but one are positions along dimensions of the result."""
+    count = len(ids)
+    if any(each is None for each in ids):
+        raise value.refuse("an index of several tensors and of whole dimensions")
+    out = value.shape[: value.rank - (x.rank - count)]
+    along: dict[int, int] = {}  # dimension of x → that of the result whose positions it has
+    for dim, each in enumerate(ids):
+        position = _positions(each, len(out), x.shape[dim])
+        if position is not None and position not in along.values():
+            along[dim] = position
+    free = [dim for dim in range(count) if dim not in along]
+    if len(free) > 1:
+        raise value.refuse("an index of several tensors")
+    ordered = sorted(along, key=along.__getitem__)
+    moved = permuted(value, x, [*ordered, *free, *range(count, x.rank)])
+    spread = [1] * len(out)
+    for dim, position in along.items():
+        spread[position] = x.shape[dim]
+    rest = x.shape[count:]
+    if not free:
+        return expanded(value, viewed(value, moved, (*spread, *rest)), value.shape)
+    index = ids[free[0]]
+    assert isinstance(index, Value)
+    place = len(out)
+    moved = viewed(value, moved, (*spread, x.shape[free[0]], *rest))
+    index = viewed(index, index, (*(1,) * (len(out) - index.rank), *index.shape, 1, *(1 for _ in rest)))
+    return viewed(value, value.make("pick", (*out, 1, *rest), x=moved, ids=index, dim=place))
+
+
+def _positions(index: Value | None, rank: int, size: int) -> int | None:
+    """The dimension of the result along which an index counts all positions of a dimension."""
+    if index is None or index.constant is None:
+        return None
+    long = [i for i, each in enumerate(index.shape) if each > 1]
+    if len(long) != 1 or not torch.equal(index.constant.flatten(), torch.arange(size)):
+        return None
+    return long[0] + rank - index.rank
 
 
 @aten("gather.default")
 def _gather(value: Value, a: Arguments) -> Value:
     a.ignored("sparse_grad")
     x, ids, dim = a["self"], a["index"], a.dim()
-    if ids.shape[dim] != 1:
-        return value.make("pick", x=x, ids=ids, dim=dim)
+    uniform = number(x)
+    if uniform is not None:
+        made = value.make("constant", name="")
+        made.constant = torch.full(value.shape, uniform, dtype=value.dtype)
+        return made
     return value.make("pick", x=x, ids=ids, dim=dim)
+
+
+@aten("slice_scatter.default")
+def _slice_scatter(value: Value, a: Arguments) -> Value:
+    """A dimension of which a part is replaced: what is before, the part, and what is behind."""
+    x, part, dim, step = a["self"], a["src"], a.dim(), int(a["step"])
+    a.ignored("end")
+    if step != 1:
+        raise value.refuse("writing every few elements")
+    start = a["start"] or 0
+    start = start + x.shape[dim] if start < 0 else start
+    end = start + part.shape[dim]
+    before = sliced(value, x, dim, 0, start) if start else None
+    behind = sliced(value, x, dim, end, x.shape[dim] - end) if end < x.shape[dim] else None
+    parts = [each for each in (before, part, behind) if each is not None]
+    return part if len(parts) == 1 else value.make("concat", xs=parts, dim=dim)
+
+
+@aten("copy.default")
+def _copy(value: Value, a: Arguments) -> Value:
+    a.ignored("self")
+    x: Value = a["src"]
+    return expanded(value, x, value.shape)
+
+
+@aten("new_empty.default", "empty_like.default")
+def _empty(value: Value, a: Arguments) -> Value:
+    """Elements that something else writes."""
+    a.ignored("self", "size", "dtype")
+    made = value.make("constant", name="")
+    made.constant = torch.zeros(value.shape, dtype=value.dtype)
+    return made
 
 
 @aten("one_hot.default")

@@ -124,6 +124,12 @@ def sliced(value: Value, x: Value, dim: int, start: int, size: int) -> Value:
     if size == x.shape[dim]:
         return x
     shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    if x.op == "concat" and x.args["dim"] == dim:  # one of what was put together
+        before = 0
+        for each in x.args["xs"]:
+            if before <= start and start + size <= before + each.shape[dim]:
+                return sliced(value, each, dim, start - before, size)
+            before += each.shape[dim]
     made = value.make("slice", shape, x.dtype, x=x, dim=dim, start=start)
     if x.constant is not None:
         made.constant = x.constant.narrow(dim, start, size)

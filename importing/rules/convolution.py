@@ -37,11 +37,16 @@ def _say_conv(write: Writer, value: Value) -> Said:
     places = list(range(2, value.rank))
     args = value.args
     x, old = write.single(write(args["x"]), args["x"], places)
-    kernel, window = write.single(write(args["kernel"]), args["kernel"], places)
+    kernel = write(args["kernel"])
+    depthwise = args["groups"] != 1
+    if not depthwise:
+        taken = {name for names in x.dims for name in names}
+        out = tuple(write.second(name) if name in taken else name for name in write.names_of(args["kernel"])[0])
+        kernel = write.parameter_as(args["kernel"], kernel, [out, x.dims[1], *kernel.dims[2:]])
+    kernel, window = write.single(kernel, args["kernel"], places)
     new = [names[0] if len(names) == 1 else write.merged_name(names) for names in write.names_of(value)[2:]]
     if any(not name for name in (*old, *new)):
         raise value.refuse("a convolution over a dimension of size 1")
-    depthwise = args["groups"] != 1
     options = {
         "over": None if depthwise else listed(x.dims[1]),
         "groups": listed(x.dims[1]) if depthwise else None,
@@ -52,11 +57,13 @@ def _say_conv(write: Writer, value: Value) -> Said:
     }
     arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
     out = x.dims[1] if depthwise else kernel.dims[0]
+    names = write.names_of(value)
     axes = (*(name for name in x.axes if name not in (*old, *x.dims[1])), *out, *new)
     made = Said(call("conv", x.text, kernel.text, arrow, **options), (x.dims[0], out, *((name,) for name in new)), axes)
-    for dim, names in enumerate(write.names_of(value)[2:], 2):
-        made = write.split(made, dim, names)
-    return made
+    for dim, own in enumerate(names[2:], 2):
+        made = write.split(made, dim, own)
+    # Channels that are gone by now give their name back.
+    return made if out == names[1] else made.renamed([made.dims[0], names[1], *made.dims[2:]])
 
 
 def _same(numbers: Sequence[int], usual: int) -> str | None:

@@ -95,10 +95,12 @@ def _say_take(write: Writer, value: Value) -> Said:
 def _pick(solver: Solver, value: Value) -> list[Dim]:
     """Elements that ids choose along a dimension, at the same place of all others."""
     x, ids, at = value.args["x"], value.args["ids"], value.args["dim"]
+    dims: list[Dim] = []
     for i, (own, other) in enumerate(zip(solver.dims[ids], solver.dims[x], strict=True)):
-        if i != at and ids.shape[i] == x.shape[i]:
+        if i != at and ids.shape[i] != 1 and x.shape[i] != 1:
             solver.unify(own, other, value)
-    return solver.dims[ids]
+        dims.append(own if i == at or ids.shape[i] != 1 else other)
+    return dims
 
 
 @says("pick")
@@ -106,6 +108,7 @@ def _say_pick(write: Writer, value: Value) -> Said:
     at = value.args["dim"]
     x, (along,) = write.single(write(value.args["x"]), value.args["x"], [at])
     ids = write(value.args["ids"])
-    ids = ids.renamed([own if i == at or not own else x.dims[i] for i, own in enumerate(ids.dims)])
-    axes = tuple(dict.fromkeys((*(name for name in x.axes if name != along), *ids.axes)))
-    return Said(call("gather", x.text, ids.text, along=along), ids.dims, axes, dtype=x.dtype)
+    ids = ids.renamed([x.dims[i] if i != at and own and x.dims[i] else own for i, own in enumerate(ids.dims)])
+    axes = tuple(dict.fromkeys((*ids.axes, *(name for name in x.axes if name != along))))
+    dims = tuple(own if i == at or own else x.dims[i] for i, own in enumerate(ids.dims))
+    return Said(call("gather", x.text, ids.text, along=along), dims, axes, dtype=x.dtype)

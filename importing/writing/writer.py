@@ -9,7 +9,8 @@ import torch
 from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
-from partita.importing.said import CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.patterns.constants import mask_of
+from partita.importing.said import AND, CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.names import parameter_name
@@ -188,6 +189,13 @@ class Writer:
             text = _progression(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
+        said = mask_of(elements) if elements is not None and elements.dtype == torch.bool else None
+        if said is not None and len(long) == 2 and all(len(names[i]) == 1 for i in long):
+            (query,), (key,) = names[long[0]], names[long[1]]
+            if query == key:
+                key = self.second(key)
+                dims = tuple((key,) if i == long[1] else each for i, each in enumerate(names))
+            return Said(self.lower(query, key, said.causal, said.window), dims, (query, key), AND, "bool")
         saved = self.file.saved(value)
         if saved is not None:
             return self._declare(saved, value)
