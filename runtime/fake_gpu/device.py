@@ -197,7 +197,7 @@ def fake_gpu(watch: Watch) -> Iterator[torch.device]:
         for name, value in instead.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        for name, value in {**_STAND_INS, "set_": _uncached(mode)}.items():
+        for name, value in {**_STAND_INS, "set_": _uncached(mode), "is_pinned": watch.pinned}.items():
             of = FakeTensor if name in vars(FakeTensor) else torch.Tensor
             stack.enter_context(patch.object(of, name, _stand_in(name, value), create=True))
         # Memory is nowhere; what is told apart by its address, and asked for its device, is known to the watch.

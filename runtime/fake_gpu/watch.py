@@ -403,6 +403,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------ memory
 
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in pinned memory of the host."""
+        return self._of(tensor).pinned
+
     def device_of(self, memory: torch.UntypedStorage) -> torch.device:
         """Where a piece of memory would be."""
         entry = self._memory.get(memory._cdata)
