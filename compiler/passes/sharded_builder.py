@@ -8,6 +8,7 @@ from attrs import evolve
 
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.layout import MAX, SUM, Layout, State, global_type, layout_of, local_type
+from partita.compiler.ops.host import CopyOut, ToDevice, WaitCopyOut
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.choice import local_op
 from partita.compiler.passes.shard.resharding import Resharding
@@ -26,17 +27,37 @@ class ShardedBuilder(Builder):
         self._moved: dict[tuple[Value, Layout], Value] = {}
 
     def moved(self, value: Value, target: Layout) -> Value:
-        """The value resharded to another layout; once for all its readers in one list of nodes."""
+        """The value resharded to another layout; once for all its readers in one list of nodes. If ranks exchange
+        parts of it, the result is on the device.
+        """
         source = value
         known = self._moved.get((source, target))
         if known is not None and any(known in node.outputs for node in self.nodes):
             return known
         for step in self.resharding.path(value.type, value.layout, target):
+            if step.op.communicates:
+                value = self.copied(value, False)
             moved = value.derived(self.unique(value.name), step.type, step.layout)
             self.nodes.append(Node(step.op, (value,), (moved,), self.scope, self.span, self.phase, self.stage))
             value = moved
         self._moved[source, target] = value
         return value
+
+    def copied(self, value: Value, host: bool) -> Value:
+        """The value in the host's memory, or in the device's."""
+        if value.host == host:
+            return value
+        if host:
+            return self.landed(self.copied_out(value), value)
+        return self.laid_out(ToDevice(), (value,), (value.layout,), value.name)[0]
+
+    def copied_out(self, value: Value) -> Value:
+        """A value whose copy to the host's memory starts here."""
+        return self.laid_out(CopyOut(), (value,), (value.layout,), f"{value.name}.coming")[0]
+
+    def landed(self, in_flight: Value, value: Value) -> Value:
+        """A value in the host's memory, once its copy there, `in_flight`, has landed."""
+        return self.laid_out(WaitCopyOut(), (in_flight, value), (value.layout,), value.name)[0]
 
     def laid_out(
         self, op: Op, inputs: Sequence[Value], layouts: Sequence[Layout], name: str | None = None

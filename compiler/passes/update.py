@@ -37,7 +37,6 @@ from partita.compiler.layout import (
     within_axes,
 )
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.host import CopyOut, ToDevice, WaitCopyOut
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
@@ -382,8 +381,7 @@ class _UpdateBuilder:
                     total = self._moved(each.value, self.layouts[each.parameter].state)
                     reduced[each.name] = total
                     if self._copied_early(each.parameter):
-                        name = f"{total.name}.coming"
-                        self.in_flight[each.parameter] = self._apply(CopyOut(), total, layout=total.layout, name=name)
+                        self.in_flight[each.parameter] = self.build.copied_out(total)
             for rows in stage.accumulators:
                 if rows.parameter and rows.term is not None and not rows.term.ids:
                     own = (rows.parameter, SparseGradientPart(rows.term.number, True))
@@ -591,7 +589,7 @@ class _UpdateBuilder:
             gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=own)
         part = self._moved(each.master, layout)
         # What is computed of whole tensors is computed on the device.
-        on_device = [self._copied(value, False) for value in (part, *states)]
+        on_device = [self.build.copied(value, False) for value in (part, *states)]
         made_of = [gradient, *on_device[1:]]
         if layout.flat is not None and op.whole:
             made_of = [self._moved(value, each.layouts.compute) for value in made_of]
@@ -605,9 +603,9 @@ class _UpdateBuilder:
         if each.touched is not None:
             others = (each.touched, *others)
         written, *operands = (
-            self._landed(each.in_flight, value)
+            self.build.landed(each.in_flight, value)
             if value is each.gradient and each.in_flight
-            else self._copied(value, on_host)
+            else self.build.copied(value, on_host)
             for value in (part, gradient, *others)
         )
         layouts = (layout, *(state.layout for state in states))
@@ -618,24 +616,12 @@ class _UpdateBuilder:
             states, names = [*states, mean], (*names, EMA)
         if written is not each.master:
             # The update wrote this rank's shard of the parameter, or a copy of it; now the shards are gathered.
-            gathered = new
-            if layout != each.layouts.param:
-                gathered = self._moved(self._copied(new, False), each.layouts.param)
+            gathered = self._moved(new, each.layouts.param)
+            if each.master.host:
+                gathered = self.build.copied(gathered, True)
             self.build.nodes.append(Node(Store(), (each.master, gathered), (), each.name, None, Phase.UPDATE))
         update = tuple(self.build.nodes)
         return evolve(each, states=tuple(states), state_names=tuple(names), prepare=prepare, update=update)
-
-    def _copied(self, value: Value, host: bool) -> Value:
-        """The value in the host's memory, or in the device's."""
-        if value.host == host:
-            return value
-        if not host:
-            return self._apply(ToDevice(), value, layout=value.layout, name=value.name)
-        return self._landed(self._apply(CopyOut(), value, layout=value.layout, name=f"{value.name}.coming"), value)
-
-    def _landed(self, in_flight: Value, value: Value) -> Value:
-        """A value in the host's memory, once its copy there has landed."""
-        return self._apply(WaitCopyOut(), in_flight, value, layout=value.layout, name=value.name)
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

@@ -166,9 +166,12 @@ class Copies:
 
 
 def memories(node: Node) -> None:
-    """A node runs in the memory in which its operands lie; only copies lead to the other one. Raises Violation."""
+    """A node runs in the memory in which its operands lie; only copies lead to the other one. Ranks exchange what is on
+    their devices. Raises Violation.
+    """
     sources = {value.host for value in node.inputs}
     targets = {value.host for value in node.outputs}
+    require(not (node.op.communicates and any(sources)), f"{quoted(node)} is sent from the host's memory", *node.inputs)
     if node.op.host is not None:
         right = sources == {not node.op.host} and targets == {node.op.host}
         require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)

@@ -196,10 +196,13 @@ def test_small_states_in_the_host_s_memory_save_no_time(precision: str):
     assert ends[1] > ends[0] + DEVICES["h100"].launch * len(state.plan.ranks[0].parameters)
 
 
-def test_states_in_eight_bits_are_flat_nowhere():
-    """What no axis divides stays replicated, in the host's memory like the rest, and is named."""
+@pytest.mark.parametrize(("rules", "precision"), [("shard state -> data", "f32"), ("shard param -> data", "bf16")])
+def test_states_in_eight_bits_are_flat_nowhere(rules: str, precision: str):
+    """What no axis divides stays replicated, in the host's memory like the rest, and is named. Masters of that are
+    gathered on the device, wherever they lie.
+    """
     mesh = {"(pipe = 2, data = 2)": "(pipe = 1, data = 3)", "batch = 8": "batch = 6"}
-    text = text_of("shard state -> data offload state", "adamw_8bit(lr = 0.01, min_size = 16)")
+    text = text_of(f"{rules} offload state", "adamw_8bit(lr = 0.01, min_size = 16)", precision)
     for old, new in mesh.items():
         text = text.replace(old, new)
     state = compile_spec(checked(text, "lm.par"))
