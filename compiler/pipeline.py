@@ -82,7 +82,7 @@ from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
 from partita.dsl.advice.report import listed
 from partita.dsl.check.divisibility import schedule_span, shared_axes, unequal, zigzag_axes
-from partita.dsl.check.exclusions import exclusions, on_host_apart, orders
+from partita.dsl.check.exclusions import exclusions, orders
 from partita.dsl.check.groups import groups_of, joined
 from partita.dsl.check.language_model import no_output
 from partita.dsl.check.layouts import PARAM
@@ -391,6 +391,7 @@ def _not_offloaded(state: Configured, updates: Mapping[str, Update]) -> Iterator
         and (PARAM,) not in rule.paths
         and not state.train.mixed
         and state.train.ema is None
+        and state.train.local is None
         and not any(u.states for u in updates.values())
     ):
         message = "`offload state` applies to nothing: the optimizer keeps none"
@@ -640,10 +641,8 @@ def _update(state: Cut) -> Partitioned:
     update = update_graph(state.partitioned, layouts, *options, delayed=bool(train.delay))
     if not state.training:
         return extended(Partitioned, state, update=update)
-    if (train.local is not None or train.paired) and (state.on_host or state.states_on_host):
-        raise Refused([on_host_apart(train, state.offload_rules[0].span)])
     if state.groups is not None and train.local is not None:
-        update = with_outer_updates(update, state.mesh, state.groups, train.local)
+        update = with_outer_updates(update, state.mesh, state.groups, train.local, state.states_on_host)
     return extended(Partitioned, state, update=update)
 
 

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 
 from partita.compiler.program import ESTIMATE, FIRST, Program, RankProgram
 from partita.runtime.instructions import Coroutine
-from partita.runtime.stages import ParameterStore, Stage
+from partita.runtime.stages import ParameterStore, Stage, copy_of
 from partita.runtime.transports.transport import Tensors
 
 
@@ -149,7 +149,7 @@ class Estimate:
             first[name], memory.masters[name] = own.states[FIRST, name], own.states[ESTIMATE, name]
             pairs.append((memory.masters[name], own.masters[name]))
             for key in ((state.name, name) for state in record.states):
-                memory.states[key] = own.states[key].clone()
+                memory.states[key] = copy_of(own.states[key])
                 pairs.append((memory.states[key], own.states[key]))
         return cls(memory, first, pairs)
 

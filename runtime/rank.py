@@ -39,7 +39,7 @@ from partita.runtime.mapped import mapped_tensor
 from partita.runtime.pace import Sums
 from partita.runtime.python_functions import Functions, all_functions
 from partita.runtime.regions import in_slabs, pieces_of
-from partita.runtime.stages import ParameterStore
+from partita.runtime.stages import ParameterStore, copy_of
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
 from partita.runtime.validation import UpdateBackup, Validation
@@ -246,9 +246,9 @@ class Rank:
             for other in self.extra_replicas:
                 # Groups begin alike, and share what is not trained.
                 own, master = bool(record.companions), self.memory.masters[name]
-                other.masters[name] = master.clone() if own else master
+                other.masters[name] = copy_of(master) if own else master
                 for state in record.states:
-                    other.states[state.name, name] = self.memory.states[state.name, name].clone()
+                    other.states[state.name, name] = copy_of(self.memory.states[state.name, name])
 
     def _kept(self, name: str, type: Type, host: bool, mapped: bool) -> torch.Tensor:
         """Zeros in the memory in which a tensor is kept between steps."""

@@ -34,6 +34,11 @@ class ParameterStore:
     files: dict[str, Path] = field(factory=dict)
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor with the same values, in the same memory: pinned if the tensor is."""
+    return torch.empty_like(tensor, pin_memory=tensor.is_pinned()).copy_(tensor)
+
+
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:
     """The emitted functions by name. The source is the compiler's own and contains no user text."""
     return load_source(program.source, f"<emitted {program.name} {crc32(program.source.encode()):08x}>")

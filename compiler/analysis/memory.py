@@ -47,9 +47,9 @@ where the one back ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from math import ceil
 
 from attrs import evolve, frozen
@@ -67,7 +67,7 @@ from partita.compiler.analysis.liveness import (
     working_set,
 )
 from partita.compiler.analysis.traffic import outer_nodes, update_nodes
-from partita.compiler.graph import Node, Parameter, Phase, without_iterations
+from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.cut import StageGraph, message_of
@@ -177,7 +177,7 @@ def _beginning(state: Scheduled, rank: RankPlan) -> int:
 
 def _on_host(state: Scheduled, rank: RankPlan) -> int:
     """Bytes in the host's memory: masters and states that are no files, masters in the dtype that computes, on a GPU
-    copies of what their updates read and make, and what microbatches in flight keep there.
+    copies of what their updates and averages read and make, and what microbatches in flight keep there.
     """
     mapped = {record.name for record in state.plan.parameters if record.mapped}
     total = sum(size for part in stored(state, rank, host=True) for name, size in part.items() if name not in mapped)
@@ -186,9 +186,15 @@ def _on_host(state: Scheduled, rank: RankPlan) -> int:
     total += sum(copies(state, rank, host=True)) + microbatches_on_host(state, rank)
     if not state.device.gpu:
         return total
-    moved = [node for node in update_nodes(state, rank) if any(value.host for value in (*node.inputs, *node.outputs))]
     in_flight = {value for _, value in state.update.in_flight(rank.stages)}
-    return total + working_set(line_by_line(moved), in_flight, in_flight, roots(moved), size=host_bytes)
+    ends = (update_nodes(state, rank), in_flight), (outer_nodes(state, rank), ())
+    return total + max(starmap(_moved_to_host, ends))
+
+
+def _moved_to_host(nodes: Sequence[Node], in_flight: Collection[Value]) -> int:
+    """The working set in the host's memory of nodes of the end of a step, at which copies are `in_flight` there."""
+    moved = [node for node in nodes if any(value.host for value in (*node.inputs, *node.outputs))]
+    return working_set(line_by_line(moved), in_flight, in_flight, roots(moved), size=host_bytes)
 
 
 def microbatches_on_host(state: Scheduled, rank: RankPlan) -> int:

@@ -115,13 +115,13 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
             shown = period - silent_period
         shown = max(0.0, state.replicas_per_rank * shown + _average(state) - _average(silenced(state)))
     peak = state.device.flops[state.train.dtype] * state.mesh.ranks
-    copying = state.replicas_per_rank * max(host_seconds(state, rank) for rank in state.plan.ranks)
+    copying = max(host_seconds(state, rank) for rank in state.plan.ranks)
     exposed_copies = nan if copying and not exposed else 0.0
     if copying and exposed:
-        _, without, silent, silent_period = _simulated(
-            evolve(state, device=evolve(state.device, host_link=inf)), execution
-        )
+        free = evolve(state, device=evolve(state.device, host_link=inf))
+        _, without, silent, silent_period = _simulated(free, execution)
         exposed_copies = state.replicas_per_rank * (timeline.makespan + max(ends) - without.makespan - max(silent))
+        exposed_copies += _average(state) - _average(free)
         if period is not None and silent_period is not None:
             exposed_copies = period - silent_period
     return Prediction(
@@ -142,7 +142,9 @@ def predict(state: Scheduled, execution: Execution = OURS, exposed: bool = True)
 
 
 def host_seconds(state: Scheduled, rank: RankPlan) -> float:
-    """Seconds for which a rank copies between the device's memory and the host's in a step, of each of its groups."""
+    """Seconds for which a rank copies between the device's memory and the host's in a step, for each of its groups, and
+    for their average.
+    """
     if not state.device.gpu:
         return 0.0
     once = list(update_nodes(state, rank))
@@ -153,7 +155,8 @@ def host_seconds(state: Scheduled, rank: RankPlan) -> float:
         every = [node for node in state.partitioned.stages[index].nodes if node.phase is not Phase.PROLOGUE]
         total += state.plan.microbatches * _copying(state, every)
         total += 2 * state.plan.offloads(index) * seconds.get(index, 0.0)
-    return total + _copying(state, once)
+    average = _copying(state, outer_nodes(state, rank)) / state.every
+    return state.replicas_per_rank * (total + _copying(state, once)) + average
 
 
 def _copying(state: Scheduled, nodes: Sequence[Node]) -> float:

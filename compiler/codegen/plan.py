@@ -37,6 +37,7 @@ from partita.compiler.passes.early_collectives import EarlyCollectives
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import OuterUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
+    ESTIMATE,
     AccumulatorRecord,
     InputPart,
     InputRecord,
@@ -210,10 +211,14 @@ def _parameter_record(
         mapped,
         (
             *(
-                StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR)
+                StateRecord(name, tensor_type(state.type, state.layout, sizes), name == ANCHOR, state.host)
                 for name, state in companions
             ),
-            *(StateRecord(name, parameter.master) for name in older if update is not None),
+            *(
+                StateRecord(name, parameter.master, host=host and name == ESTIMATE)
+                for name in older
+                if update is not None
+            ),
         ),
     )
 

@@ -219,7 +219,7 @@ class UpdateGraph:
         ordered: list[Node] = []
         before: list[Node] = []
         for part in parts:
-            nodes = bucketed(by_depth(part), AVERAGED_BYTES)
+            nodes = copied_ahead(bucketed(by_depth(part), AVERAGED_BYTES))
             under_way: set[Value] = set()
             count = 0  # of nodes that need no collective
             for node in nodes:

@@ -4,8 +4,8 @@ Of parameters: those are there that the layout says. An operation has all its op
 copies lead from one to the other, and each runs in the phase that reads it, which waits for it first. A copy is freed
 behind its last reader, as is any tensor; so none may outlive its phase.
 
-What updates read there of the device is copied while other work runs, too: the copy is not read before it has landed,
-and what it is a copy of neither written to nor freed. That is held in the order in which a rank runs its updates.
+What updates and averages read there of the device is copied while other work runs, too: the copy is not read before it
+has landed, and what it is a copy of neither written to nor freed. That is held in the order in which a rank runs these.
 
 Of what microbatches keep: copied is what F makes and the backward pass reads, and nothing else. Such a copy is an
 identity of the tensors in some slots of a frame, so it changes no value. What may go wrong is that it is of something
@@ -17,7 +17,7 @@ schedule (`partita.compiler.schedules.invariants`), here only that the instructi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from attrs import define
 
@@ -61,14 +61,15 @@ class Copies:
         for rank in self.program.ranks:
             with self.check.at():
                 self._instructions(rank, self.program.schedule)
+            names, reduce = self._parameters(rank), dict(self.update.reduce)
+            early = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.async_start]
             with self.check.at(where=f"the updates of rank {rank.rank}"):
-                self._updates(rank)
+                self._in_order([*early, *self.update.parameter_updates(names)])
+            with self.check.at(where=f"the averages of rank {rank.rank}"):
+                self._in_order(self.update.outer_updates(names))
 
-    def _updates(self, rank: RankProgram) -> None:
-        """Updates, in the rank's order, read what is there, and wait for each copy to the host once."""
-        reduce = dict(self.update.reduce)
-        nodes = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.async_start]
-        nodes += self.update.parameter_updates(self._parameters(rank))
+    def _in_order(self, nodes: Sequence[Node]) -> None:
+        """Nodes, in a rank's order, read what is there, and wait for each copy to the host once."""
         behind = roots(nodes)
         outputs = {value for node in nodes for value in node.outputs}
         available: set[Value] = set()

@@ -83,7 +83,7 @@ def validate(
         memories = compilation.states_on_host, compilation.on_host
         Updates(ending, compilation.updated, train.clip, train.ema, *memories).run()
         apart = (compilation.groups, train.local) if compilation.training else (None, None)
-        Outers(ending, *apart).run()
+        Outers(ending, *apart, *memories).run()
         stages = compilation.partitioned, compilation.update, compilation.program if program else None
         Copies(*stages, check, compilation.prefetched).run()
         if program:

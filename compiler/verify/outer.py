@@ -3,9 +3,13 @@
 Each group's copy counts once in the sum over groups, on the rank that trains it; the reduction of that sum is checked
 by the rules of any other along the mesh axis of groups. The declared outer optimizer updates the anchor in place, and
 every copy is overwritten once with the result. Nothing else may read an anchor or a copy after it has been written.
+Each lies in the memory that the layout says. An operation has all its operands and results in one, except for copies
+from one to the other and what stores the result; `partita.compiler.verify.copies` checks the order of these copies.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from attrs import define
 
@@ -26,11 +30,15 @@ from partita.dsl.spec import Call
 
 @define(eq=False)
 class Outers:
-    """Checks the averages of all parameters and buffers; there are none unless groups train apart."""
+    """Checks the averages of all parameters and buffers; there are none unless groups train apart. What is kept of the
+    parameters `offloaded` lies in the host's memory, and so do the copies of those `on_host`.
+    """
 
     ending: Ending
     groups: Groups | None
     local: Call | None
+    offloaded: Collection[str] = ()
+    on_host: Collection[str] = ()
 
     def run(self) -> None:
         """Check that what steps update is averaged, and how."""
@@ -67,12 +75,16 @@ class Outers:
         values: Values = {}
         for member, master in enumerate(each.masters):
             require(master.layout == layouts.param, f"`{master.name}` is not stored as {layouts.param}", master)
+            right = master.host == (each.name in self.on_host)
+            require(right, f"`{master.name}` lies in the wrong memory", master)
             number = check.numbering.given("copy", each.name, member, type=declared.master)
             values[master] = check.given(number, master)
         names = (ANCHOR, *op.states)
         require(each.state_names == names, f"`{each.name}` is kept as {', '.join(names)} besides its copies")
         for name, value in zip(each.state_names, each.states, strict=True):
             require(value.layout == state, f"`{value.name}` is not stored as {state}", value)
+            right = value.host == (each.name in self.offloaded)
+            require(right, f"`{value.name}` lies in the wrong memory", value)
             values[value] = check.given(check.numbering.given(name, each.name, type=declared.master), value)
         total = check.numbering.given("total", each.name, type=declared.master)
         self._nodes(each, op, check, values, total)
@@ -108,8 +120,9 @@ class Outers:
                 new = results[0]
                 stored += each.states
             else:
-                require(node.op.reshards, f"{quoted(node)} is no part of the average as it is declared")
-                results = check.results(node, numbers)
+                moves = node.op.is_host_transfer
+                require(node.op.reshards or moves, f"{quoted(node)} is no part of the average as it is declared")
+                results = check.results(node, numbers, new=moves)
             values.update(zip(node.outputs, results, strict=True))
         left = [master for master in each.masters if master not in stored]
         require(not left, f"a group does not go on from the anchor of `{each.name}`", *left)

@@ -18,6 +18,7 @@ from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import (
+    ESTIMATE,
     AccumulatorRecord,
     InputPart,
     ParameterRecord,
@@ -185,12 +186,14 @@ class Records:
         right = names == [*(name for name, _ in companions), *older]
         require(right, f"`{record.name}` has {', '.join(names) or 'nothing'} besides its states")
         for each in record.companions[len(companions) :]:
-            same = each.type == record.type and not each.copy and not each.host
+            same = each.type == record.type and not each.copy
             require(same, f"`{each.name}` of `{record.name}` is not like it")
+            host = record.host and each.name == ESTIMATE
+            require(each.host == host, f"`{each.name}` of `{record.name}` is kept in the wrong memory")
         for each, (name, value) in zip(record.companions, companions, strict=False):
             same = record.stored(each) == value.layout and each.type == self.check.rules.tensor(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(each)}, not {value.layout}", value)
-            require(not each.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
+            require(each.host == value.host, f"`{name}` of `{record.name}` is kept in the wrong memory", value)
             require(each.copy == (name == ANCHOR), f"`{name}` of `{record.name}` begins as something else", value)
 
     def _stage(self, stage: StageProgram, graph: StageGraph) -> None:

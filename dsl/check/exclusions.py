@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from partita.dsl import spec
 from partita.dsl.check.divisibility import shared_axes, zigzag_axes
 from partita.dsl.check.language_model import sources_of
-from partita.dsl.check.layouts import PARAM, STATE
 from partita.dsl.check.stages import stage_rules
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.syntax.source import Span
@@ -53,21 +52,16 @@ def _trained_apart(file: spec.Spec, train: spec.Train, model: spec.Model) -> Ite
     if train.local is None and not train.paired:
         return
     for rule in spec.rules_of(file.layout, spec.OffloadRule):
-        if (PARAM,) in rule.paths or (STATE,) in rule.paths:
-            yield on_host_apart(train, rule.span)
+        if rule.mapped:
+            what = "paired steps" if train.paired else "replica groups"
+            message = f"parameters of {what} cannot be files yet"
+            yield Diagnostic("E0401", message, rule.span, help="leave out `by mmap`, or `sync`")
             break
     for each in spec.parameters(model.body) if train.local is not None else ():
         if each.buffer and each.type.dtype not in FLOATS:
             place = train.sync.span if train.sync is not None else None
             message = f"buffer `{each.name}` has integers, of which replica groups have no mean"
             yield Diagnostic("E0401", message, place, help="a buffer of floats, or leave out `sync`")
-
-
-def on_host_apart(train: spec.Train, place: Span) -> Diagnostic:
-    """E0401: parameters and states lie in the host's memory, and steps are paired, or groups train apart."""
-    what = "paired steps" if train.paired else "replica groups"
-    message = f"parameters and states of {what} cannot lie in the host's memory yet"
-    return Diagnostic("E0401", message, place, help="leave out the rule, or `sync`")
 
 
 def _captured(file: spec.Spec, train: spec.Train, model: spec.Model) -> Iterator[Diagnostic]:

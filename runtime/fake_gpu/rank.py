@@ -276,7 +276,8 @@ def _dtypes(plan: CompiledRun) -> tuple[torch.dtype, bool, set[torch.dtype], boo
         if node.op.matrices([each.type for each in node.inputs], [each.type for each in node.outputs]) is not None
     )
     wide = {DTYPES[each.dtype] for operands in products for each in operands[:2] if each.is_float}
-    offloads = any(each.host or any(state.host for state in each.states) for each in plan.program.parameters)
+    records = plan.program.parameters
+    offloads = any(each.host or any(state.host for state in (*each.states, *each.companions)) for each in records)
     doubles = any(value.type.dtype == "f64" for node in plan.training.forward.nodes for value in node.outputs)
     return DTYPES[plan.train.dtype], offloads, wide, doubles
 

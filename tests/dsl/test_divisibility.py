@@ -97,7 +97,8 @@ CASES = [
     ("", "stage layer -> pipe", ["E0404"]),
     ("", "shard batch -> data by zigzag", ["E0419"]),
     ("train.graphs=true", "offload state", ["E0422"]),
-    ("train.sync=paired()", "offload state", ["E0401"]),
+    ("train.sync=paired()", "offload state", []),
+    ("train.sync=paired()", "offload param by mmap", ["E0401"]),
     ("train.sync=paired()", "offload layer", []),
     ("train.eval=every(2)", "", []),  # random data never end
 ]

@@ -278,8 +278,8 @@ train {{ data = random() optimizer = adamw(1e-3) steps = 2 {entries} }}
         ("E0318", "sync = delayed(1) on_bad_step = skip", {}),
         ("E0318", "sync = delayed(1) validate = after", {}),
         ("E0318", "sync = paired() on_bad_step = skip", {}),
-        ("E0401", "sync = local(groups = 2, every = 2)", {"rule": "offload state"}),
-        ("E0401", "sync = paired()", {"rule": "offload state"}),
+        ("E0401", "sync = local(groups = 2, every = 2)", {"rule": "offload w by mmap"}),
+        ("E0401", "sync = paired()", {"rule": "offload w by mmap"}),
         ("E0401", "sync = local(groups = 2, every = 2)", {"buffer": "buffer n: i64[] ~ zeros() update n = n + 1"}),
     ],
 )

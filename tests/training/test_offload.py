@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from partita.compiler.analysis.time import end_seconds, predict
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.graph import substitute
-from partita.compiler.ops.host import CopyOut, WaitCopyOut
+from partita.compiler.ops.host import CopyOut, ToDevice, WaitCopyOut
 from partita.compiler.ops.optimizer import Store, Update
+from partita.compiler.passes.outer import with_outer_updates
+from partita.compiler.passes.update import OuterUpdate
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.summary import summarize
 from partita.compiler.state import Compilation, Scheduled
@@ -70,15 +73,15 @@ def text_of(
 
 
 def trained(plan: CompiledRun, tmp_path: Path) -> list[torch.Tensor]:
-    """Everything that two steps and an evaluation make."""
+    """Everything that its steps and an evaluation make."""
     run = VirtualRun(plan)
     data = open_data(plan.program, plan.train, tmp_path)
     found: list[torch.Tensor] = []
-    for step in (1, 2):
+    for step in range(1, plan.train.steps + 1):
         found.append(torch.tensor(run.step(step, run.ranks[0].tensors(data.batch(step)), 0.01, 0.01)))
     found.append(torch.tensor(run.evaluate(run.ranks[0].tensors(data.holdout_batch(0)))[0]))
-    for rank in run.ranks:
-        found += [*rank.memory.masters.values(), *rank.memory.states.values()]
+    for memory in (memory for rank in run.ranks for memory in rank.memories):
+        found += [*memory.masters.values(), *memory.states.values()]
     return found
 
 
@@ -107,6 +110,43 @@ def test_the_numbers_are_the_same_to_the_last_bit(rules, optimizer, precision, m
     assert validate(plan.evaluation).passed
     check_every_pass(plan.spec, training=True)
     assert all(map(torch.equal, expected, trained(plan, tmp_path)))
+
+
+def apart(sync: str, *given: str) -> str:
+    """The text of a file with this `sync`, and with steps enough for an update of a pair."""
+    return text_of(*given).replace("steps = 2", f"steps = 4\n  sync = {sync}")
+
+
+LOCAL = "local(groups = 2, every = 2)"
+NESTEROV = "local(groups = 4, every = 1, outer = nesterov(lr = 0.7, momentum = 0.9))"  # two on each rank
+APART = [
+    (LOCAL, "offload state", "", ADAMW, "bf16"),
+    (NESTEROV, "offload state", "shard state -> data", ADAMW, "f32"),
+    ("paired()", "offload param", "shard state -> data", "muon(lr = 0.01)", "bf16"),
+    *soak(
+        *(
+            (sync, host, rules, optimizer, precision)
+            for sync in (LOCAL, NESTEROV, "paired()")
+            for host in ("offload state", "offload param", "offload table")
+            for rules in ("", "shard state -> data", "shard param -> data")
+            for optimizer in (ADAMW, "adafactor(lr = 0.01)", "sgd(lr = 0.01)")
+            for precision in ("f32", "bf16")
+        )
+    ),
+]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("sync", "host", "rules", "optimizer", "precision"), APART)
+def test_groups_and_pairs_are_the_same_to_the_last_bit(sync, host, rules, optimizer, precision, tmp_path, own_memory):
+    expected = trained(plan_of(apart(sync, rules, optimizer, precision)), tmp_path)
+    plan = plan_of(apart(sync, f"{rules} {host}", optimizer, precision))
+    assert validate(plan.training).problems == ()
+    assert validate(plan.evaluation).problems == ()
+    check_every_pass(plan.spec, training=True)
+    found = trained(plan, tmp_path)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, expected, found))
 
 
 WIDE = {
@@ -230,6 +270,20 @@ def test_time_of_copies():
         assert (ours > theirs) == slower
 
 
+def test_an_average_is_copied_once_in_so_many_steps():
+    """What of that nothing hides makes steps longer."""
+    found = []
+    for every in (1, 2, 4):
+        text = apart(f"local(groups = 2, every = {every})", "offload state")
+        for old, new in WIDE.items():
+            text = text.replace(old, new)
+        found.append(predict(schedule_spec(checked(text, "lm.par"))))
+    once, half, fourth = (each.copying for each in found)
+    assert once - half == pytest.approx(2 * (half - fourth))
+    assert half > fourth
+    assert found[0].exposed_copies > found[1].exposed_copies > found[2].exposed_copies
+
+
 def broken(state: Compilation, name: str, **changes) -> Compilation:
     """A program whose update of a parameter is another."""
     parameters = tuple(evolve(each, **changes) if each.name == name else each for each in state.update.parameters)
@@ -255,6 +309,29 @@ def test_what_lies_in_the_wrong_memory_is_found():
     records = tuple(evolve(record, host=True) for record in state.program.parameters)
     (problem, *_) = validate(evolve(state, program=evolve(state.program, parameters=records))).problems
     assert "kept in the wrong memory" in problem.message
+
+
+def test_averages_in_the_wrong_memory_are_found():
+    state = compile_spec(checked(apart(LOCAL, "offload state", ADAMW, "bf16"), "lm.par"))
+    update, groups, local = state.update, state.groups, state.train.local
+    assert groups is not None
+    assert local is not None
+
+    def found(outer: Sequence[OuterUpdate]) -> str:
+        problems = validate(evolve(state, update=evolve(update, outer=tuple(outer))), program=False).problems
+        return " ".join(problem.message for problem in problems)
+
+    assert "`anchor(lm.table)` lies in" in found(with_outer_updates(update, state.mesh, groups, local).outer)
+    on_device = [evolve(each, master=evolve(each.master, host=False)) for each in update.parameters]
+    others = evolve(update, parameters=tuple(on_device))
+    averages = with_outer_updates(others, state.mesh, groups, local, state.states_on_host).outer
+    assert "`master(lm.table)@0` lies in" in found(averages)
+    for op, message in ((WaitCopyOut(), "tensors in two memories"), (ToDevice(), "is sent from the host's memory")):
+        each, *more = update.outer
+        copy = next(node for node in each.nodes if node.op == op)
+        before = {copy.output: copy.inputs[-1]}
+        nodes = [substitute(node, before) for node in each.nodes if node is not copy]
+        assert message in found([evolve(each, nodes=tuple(nodes)), *more])
 
 
 def test_what_is_read_or_written_before_it_has_landed_is_found():

@@ -34,6 +34,8 @@ FILES = ROOT / "tests" / "planted" / "files"
 PROGRAMS = {
     "groups": 170,
     "groups cluster.data=2": 170,  # two on each rank
+    "groups layout=host": 250,
+    "groups layout=host cluster.data=2 train.precision=bf16": 220,
     "tied": 190,
     "rules": 1000,
     "buffers": 550,
@@ -42,7 +44,7 @@ PROGRAMS = {
     "parameters": 170,
     "tables": 60,
 }
-USUAL = ("groups cluster.data=2", "offload")
+USUAL = ("groups cluster.data=2", "groups layout=host cluster.data=2 train.precision=bf16", "offload")
 
 
 @cache
@@ -73,7 +75,11 @@ def test_no_node_can_be_left_out_or_done_again_or_read_something_else(name: str,
 
 
 # Those of which each kind of what is kept has few.
-SMALL = [*soak("rules", "buffers", "tied"), *("groups cluster.data=2", "flat", "offload", "parameters", "tables")]
+SMALL = [
+    *soak("rules", "buffers", "tied", "groups layout=host"),
+    *("groups cluster.data=2", "flat", "offload", "parameters", "tables"),
+    "groups layout=host cluster.data=2 train.precision=bf16",
+]
 
 
 @pytest.mark.few(2)

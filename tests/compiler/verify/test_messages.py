@@ -220,7 +220,8 @@ def test_the_runtime_is_told_what_a_stage_has():
 
 RECORDED = [
     "vocabulary train.sync=paired()",
-    *soak("groups", "offload", "tables", "rules", "buffers"),
+    "offload train.ema=none train.precision=bf16 train.sync=paired()",
+    *soak("groups", "groups layout=host", "offload", "tables", "rules", "buffers"),
     *soak("vocabulary", "vocabulary train.sync=delayed(1)", "tied train.sync=delayed(2)"),
 ]
 

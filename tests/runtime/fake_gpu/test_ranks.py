@@ -36,11 +36,15 @@ CASES = {
     "experts": (SPECS / "zoo" / "mixtral.par", ("train.precision=bf16",)),
     "groups": (PLANTED / "groups.par", ()),
     "offloaded_state": (PLANTED / "offload.par", ("train.clip=none",)),
+    "offloaded_groups": (PLANTED / "parameters.par", ("train.sync=local(groups=4,every=1)",)),
+    "offloaded_anchors": (PLANTED / "groups.par", ("layout=host", "train.optimizer=sgd(lr=0.1)", "train.sync.every=1")),
+    "offloaded_pairs": (PLANTED / "offload.par", ("train.ema=none", "train.precision=bf16", "train.sync=paired()")),
     "validated_later": (PLANTED / "validation.par", ()),
     **{path.stem: (path, ()) for path in sorted((ROOT / "bench" / "models" / "memory").glob("*.par"))},
 }
 # Of these a program is small.
-SMALL = ("tables", "experts", "groups", "offloaded_state", "expert_biases", "two_towers")
+OFFLOADED = ("offloaded_state", "offloaded_groups", "offloaded_anchors", "offloaded_pairs")
+SMALL = ("tables", "experts", "groups", *OFFLOADED, "expert_biases", "two_towers")
 
 
 def spec_of(path: Path, *overrides: str) -> Spec:
