@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     """
     configuration = getattr(module, "config", None)
     if hasattr(module, "set_experts_implementation") and getattr(configuration, "_experts_implementation", None):
-        module.set_experts_implementation("batched_mm")  # that which does not sort
+        choose = cast("Any", module).set_experts_implementation
+        choose("batched_mm")  # that which does not sort
     try:
         program = torch.export.export(module, (), kwargs=dict(inputs), strict=False).run_decompositions({})
     except Exception as error:

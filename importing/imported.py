@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -15,8 +15,9 @@ from partita.importing.graph import Captured, NotUnderstood, Value, number, rewr
 from partita.importing.normal import layers, pointwise, products, reductions, views
 from partita.importing.normal.arguments import normal
 from partita.importing.normal.views import expanded
-from partita.importing.patterns import RULES as PATTERNS
+from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
+from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.writing.names import snake
 from partita.importing.writing.program import Program
 from partita.importing.writing.tree import VIEWS
@@ -45,17 +46,17 @@ def imported(
     `axes`: names of the dimensions of inputs. Raises NotUnderstood.
     """
     graph = capture(module, inputs)
-    graph.outputs = understood(graph.outputs)
+    graph.outputs = understood(graph.outputs, scalings(module))
     solver = Solver(graph.outputs)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     program = Program(graph, solver, name or snake(type(module).__name__, ""), state, dict(axes or {}))
     return Imported(program.text(), graph, program)
 
 
-def understood(outputs: list[Value]) -> list[Value]:
-    """What a graph of ATen computes, in the operations of this package."""
+def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = ()) -> list[Value]:
+    """What a graph of ATen computes, in the operations of this package; positions may be scaled so."""
     outputs = rewritten(outputs, [_normal])
-    outputs = rewritten(outputs, PATTERNS)
+    outputs = rewritten(outputs, patterns(scaled))
     outputs = split_projections(outputs)
     return rewritten(outputs, [_folded])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
+from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.writing.names import valid
 from partita.importing.writing.tree import base
 from partita.runtime.checkpoint.foreign import seen_as_ours, seen_as_theirs
@@ -198,6 +199,7 @@ def _is_input(value: Value, name: str) -> bool:
 
 def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     """The graph of a module in f64: what it computes in f32 for precision is f64 as well, and frequencies are exact."""
+    scaled = scalings(module)
     program = torch.export.export(module, (), kwargs=dict(inputs), strict=False)
     graph: nn.Module = program.module(check_guards=False)
     for inner in graph.modules():
@@ -215,7 +217,7 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     for holder in graph.modules():
         for name, tensor in [*holder._buffers.items(), *vars(holder).items()]:
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                widened = _made_exact(tensor.double())
+                widened = _made_exact(tensor.double(), scaled)
                 if name in holder._buffers:
                     holder._buffers[name] = widened
                 else:
@@ -227,19 +229,23 @@ def _wider(x: object) -> object:
     return torch.float64 if x is torch.float32 else x
 
 
-def _made_exact(tensor: Tensor) -> Tensor:
+def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tensor:
     """Frequencies of rotary positions, computed in f64: base^(-i / n)."""
+    for ratio, scaling in scaled if tensor.dim() == 1 else ():
+        made, _ = scaling.rates(ratio, tensor.numel())
+        if torch.allclose(made, tensor, rtol=1e-5):
+            return made
     if tensor.dim() == 1 and tensor.numel() > 1 and abs(float(tensor[0]) - 1) < 1e-12 and float(tensor[1]) < 1:
         count = tensor.numel()
-        base = float(f"{float(tensor[1] ** -count):.4g}")
-        made = base ** (-torch.arange(count, dtype=torch.float64) / count)
+        ratio = float(f"{float(tensor[1] ** -count):.4g}")
+        made = ratio ** (-torch.arange(count, dtype=torch.float64) / count)
         if torch.allclose(made, tensor, rtol=1e-5):
             return made
     if tensor.dim() == 2 and min(tensor.shape) > 1:
         for inverse, function in ((torch.acos, torch.cos), (torch.asin, torch.sin)):
             positions, count = tensor.shape
-            base = float(f"{float(inverse(tensor[1]).clamp(min=1e-30)[1] ** -count):.4g}")
-            angles = torch.arange(positions).double()[:, None] * base ** (-torch.arange(count).double() / count)
+            ratio = float(f"{float(inverse(tensor[1]).clamp(min=1e-30)[1] ** -count):.4g}")
+            angles = torch.arange(positions).double()[:, None] * ratio ** (-torch.arange(count).double() / count)
             if torch.allclose(function(angles), tensor, rtol=0, atol=1e-5):
                 return function(angles)
     return tensor

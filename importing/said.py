@@ -37,7 +37,9 @@ class Said:
         }
         text, binds = self.text, self.binds
         for old, new in names.items():
-            if old in self.axes:
+            if text == f"iota({old})":
+                text = f"iota({new})"
+            elif old in self.axes:
                 text, binds = f"rename({text}, {old} -> {new})", CALL
         axes = tuple(names.get(name, name) for name in self.axes)
         return evolve(self, text=text, dims=tuple(map(tuple, dims)), axes=axes, binds=binds)

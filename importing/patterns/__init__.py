@@ -1,9 +1,19 @@
 """What several operations are together: attention, rotary positions, norms, activations and losses."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from partita.importing.graph import Value
 from partita.importing.patterns.attention import RULES as ATTENTION
 from partita.importing.patterns.experts import RULES as EXPERTS
 from partita.importing.patterns.losses import RULES as LOSSES
 from partita.importing.patterns.norms import RULES as NORMS
 from partita.importing.patterns.rotary import RULES as ROTARY
+from partita.importing.patterns.rotary import part
+from partita.importing.patterns.scalings import Scaling
 
-RULES = (*NORMS, *ROTARY, *ATTENTION, *EXPERTS, *LOSSES)
+
+def patterns(scalings: Sequence[tuple[float, Scaling]]) -> list[Callable[[Value], Value | None]]:
+    """All patterns, given how positions of a module may be scaled."""
+    rotary = [partial(rule, scalings=scalings) for rule in ROTARY]
+    return [*NORMS, *rotary, part, *ATTENTION, *EXPERTS, *LOSSES]

@@ -66,11 +66,24 @@ def written_out(value: Value) -> Value | None:
     rate = 0.0
     if is_op(weights, "dropout"):
         rate, weights = weights.args["rate"], weights.args["x"]
-    if not is_op(weights, "along") or weights.args["function"] != "softmax" or weights.args["dim"] != weights.rank - 1:
+    shape, sink = weights.shape, None
+    last = weights.rank - 1
+    if is_op(weights, "slice") and weights.args["dim"] == last and weights.args["start"] == 0:
+        weights = weights.args["x"]
+    if not is_op(weights, "along") or weights.args["function"] != "softmax" or weights.args["dim"] != last:
         return None
-    scores = _scores(weights.args["x"])
+    inside = weights.args["x"]
+    if weights.shape != shape:  # a score that takes a share of the attention, and has no value
+        if not is_op(inside, "concat") or len(inside.args["xs"]) != 2 or inside.args["xs"][1].shape[-1] != 1:
+            return None
+        inside, sink = inside.args["xs"]
+        while is_op(sink, "expand") and sink.args["x"].rank == sink.rank:
+            sink = sink.args["x"]
+        if sink.shape[-2:] != (1, 1) or inside.shape != shape:
+            return None
+    scores = _scores(inside)
     product = scores.product
-    if not is_op(product, "einsum") or len(product.args["xs"]) != 2 or product.shape != weights.shape:
+    if not is_op(product, "einsum") or len(product.args["xs"]) != 2 or product.shape != shape:
         return None
     q, k = product.args["xs"]
     (of_q, of_k), of_scores = product.args["letters"], product.args["out"]
@@ -98,12 +111,12 @@ def written_out(value: Value) -> Value | None:
         "causal": False,
         "window": None,
         "softcap": scores.softcap,
-        "sink": None,
+        "sink": sink,
         "scale": None if abs(scale - usual) < 1e-6 * usual else scale,
         "dropout": rate,
         "grouped": False,
     }
-    made = value.make("attend", (*weights.shape[:-1], v.shape[-1]), q=q, k=k, v=v, **options)
+    made = value.make("attend", (*shape[:-1], v.shape[-1]), q=q, k=k, v=v, **options)
     order = [*batch, query, "*"]
     return permuted(value, made, [order.index(to[letter]) for letter in out])
 
@@ -171,6 +184,16 @@ def _is_product(x: Any) -> bool:
     return False
 
 
+def shifted(value: Value) -> Value | None:
+    """softmax(x − max(x)) is softmax(x)."""
+    if value.op != "along" or value.args["function"] not in ("softmax", "log_softmax"):
+        return None
+    xs = applied(value.args["x"], "subtract")
+    if xs is None or not is_op(xs[1], "reduce") or xs[1].args["function"] != "max" or xs[1].args["x"] is not xs[0]:
+        return None
+    return value.make("along", **{**value.args, "x": xs[0]}) if xs[1].args["dims"] == [value.args["dim"]] else None
+
+
 def masks(value: Value) -> Value | None:
     """What the mask of an attention says: constants are causal, windows, or nothing at all."""
     if value.op != "attend":
@@ -213,4 +236,4 @@ def _conjunction(mask: Any) -> list[Value]:
     return [*_conjunction(xs[0]), *_conjunction(xs[1])]
 
 
-RULES = (written_out, masks)
+RULES = (shifted, written_out, masks)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from attrs import frozen
 from torch import Tensor
+
+from partita.importing.patterns.scalings import Scaling
 
 # What attention adds to a score that does not count is at most this.
 MASKED = -1e4
@@ -42,6 +46,18 @@ def mask_of(elements: Tensor) -> Mask | None:
     if torch.equal(allowed, (behind >= 0) & (behind < widest)):
         return Mask(True, widest)
     return Mask(False, widest) if torch.equal(allowed, behind.abs() < widest) else None
+
+
+def scaling_of(cosines: Tensor, sines: Tensor, scalings: Sequence[tuple[float, Scaling]]) -> tuple[float, str] | None:
+    """The base and the text of the scaling whose angles tables have at [position, pair]."""
+    positions, pairs = cosines.shape
+    for base, scaling in scalings:
+        rates, factor = scaling.rates(base, pairs)
+        angles = torch.arange(positions).double()[:, None] * rates
+        exact = ((angles.cos() * factor, cosines), (angles.sin() * factor, sines))
+        if all(torch.allclose(ours, theirs.double(), rtol=0, atol=2e-5) for ours, theirs in exact):
+            return base, scaling.text
+    return None
 
 
 def base_of(cosines: Tensor, sines: Tensor) -> float | None:

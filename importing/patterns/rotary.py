@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from partita.importing.graph import Value, is_op
 from partita.importing.normal.views import viewed
-from partita.importing.patterns.constants import base_of
+from partita.importing.patterns.constants import base_of, scaling_of
 from partita.importing.patterns.matching import applied, either
+from partita.importing.patterns.scalings import Scaling
+
+Scalings: TypeAlias = Sequence[tuple[float, Scaling]]
 
 
-def halves(value: Value) -> Value | None:
+def halves(value: Value, scalings: Scalings) -> Value | None:
     """x · cos + concat(−x₂, x₁) · sin."""
     for one, two in either(value, "add"):
         for x, cosines in either(one, "multiply"):
             for turned, sines in either(two, "multiply"):
                 if isinstance(x, Value) and _turned(turned, x):
-                    return _rope(value, x, cosines, sines, False)
+                    return _rope(value, x, cosines, sines, scalings, False)
     return None
 
 
@@ -38,7 +44,7 @@ def _part(part: object, x: Value, start: int, size: int) -> bool:
     return bool(part.args["start"] == start and part.shape[-1] == size)
 
 
-def pairs(value: Value) -> Value | None:
+def pairs(value: Value, scalings: Scalings) -> Value | None:
     """stack(x₁ · cos − x₂ · sin, x₂ · cos + x₁ · sin), of neighbors, merged; halves that are written so as concat."""
     if value.op == "concat" and len(value.args["xs"]) == 2:
         found = _mixed(*value.args["xs"])
@@ -46,7 +52,7 @@ def pairs(value: Value) -> Value | None:
             first, second, cosines, sines = found
             x = _whole(first, second)
             if x is not None:
-                return _rope(value, x, cosines, sines, False, twice=False)
+                return _rope(value, x, cosines, sines, scalings, False, twice=False)
     if value.op != "view" or not is_op(value.args["x"], "concat") or value.args["x"].shape[-1] != 2:
         return None
     stacked = value.args["x"]
@@ -59,7 +65,7 @@ def pairs(value: Value) -> Value | None:
     if (first.args["index"], second.args["index"]) != (0, 1) or first.args["dim"] != first.rank:
         return None
     x = viewed(value, first.args["x"], (*first.shape[:-1], 2 * first.shape[-1]))
-    return _rope(value, x, cosines, sines, True, twice=False)
+    return _rope(value, x, cosines, sines, scalings, True, twice=False)
 
 
 def _mixed(one: object, two: object) -> tuple[Value, Value, Value, Value] | None:
@@ -84,7 +90,7 @@ def _whole(first: Value, second: Value) -> Value | None:
     return x if _part(first, x, 0, half) and _part(second, x, half, half) else None
 
 
-def complex_pairs(value: Value) -> Value | None:
+def complex_pairs(value: Value, scalings: Scalings) -> Value | None:
     """view_as_real(view_as_complex(x) · e^(i · angle)), of neighbors, merged."""
     if value.op != "view" or not is_op(value.args["x"], "view_as_real.default"):
         return None
@@ -93,12 +99,18 @@ def complex_pairs(value: Value) -> Value | None:
             cosines, sines = (factors.make("constant", factors.shape, torch.float32, name="") for _ in range(2))
             cosines.constant, sines.constant = factors.constant.real, factors.constant.imag
             inside = viewed(value, x.args["self"], (*x.shape[:-1], 2 * x.shape[-1]))
-            return _rope(value, inside, cosines, sines, True, twice=False)
+            return _rope(value, inside, cosines, sines, scalings, True, twice=False)
     return None
 
 
 def _rope(
-    value: Value, x: Value, cosines: object, sines: object, interleaved: bool, twice: bool = True
+    value: Value,
+    x: Value,
+    cosines: object,
+    sines: object,
+    scalings: Scalings,
+    interleaved: bool,
+    twice: bool = True,
 ) -> Value | None:
     """Rotary positions with these tables, which are constants along one dimension and the last."""
     if not isinstance(cosines, Value) or not isinstance(sines, Value):
@@ -112,10 +124,13 @@ def _rope(
     tables = [_table(each.constant, twice) for each in (cosines, sines)]
     if tables[0] is None or tables[1] is None:
         return None
-    base = base_of(tables[0], tables[1])
+    base, scaling = base_of(tables[0], tables[1]), None
     if base is None:
-        raise value.refuse("rotary positions of unknown frequencies")
-    options = {"position": long[0] + lines, "base": base, "interleaved": interleaved, "part": 1.0}
+        scaled = scaling_of(tables[0], tables[1], scalings)
+        if scaled is None:
+            raise value.refuse("rotary positions of unknown frequencies")
+        base, scaling = scaled
+    options = {"position": long[0] + lines, "base": base, "interleaved": interleaved, "part": 1.0, "scaling": scaling}
     return viewed(value, value.make("rope", x.shape, x=x, **options))
 
 
@@ -143,4 +158,4 @@ def part(value: Value) -> Value | None:
     return None
 
 
-RULES = (halves, pairs, complex_pairs, part)
+RULES = (halves, pairs, complex_pairs)

@@ -25,7 +25,7 @@ def _attend(solver: Solver, value: Value) -> list[Dim]:
     if value.args["causal"] or value.args["window"] is not None:
         solver.unify(q[-2], k[-2], value)
     whole = [*batch, q[-2], k[-2]]
-    for name in ("mask", "bias"):
+    for name in ("mask", "bias", "sink"):
         x = value.args[name]
         if x is not None:
             for own, size, dim in zip(reversed(solver.dims[x]), reversed(x.shape), reversed(whole), strict=False):
@@ -62,6 +62,7 @@ def _say_attend(write: Writer, value: Value) -> Said:
     value_axes = v.dims[-1]
     options = {
         "softcap": args["softcap"],
+        "sink": None if args["sink"] is None else write(args["sink"]).text,
         "scale": None if args["scale"] is None else number_text(args["scale"]),
         "dropout": write.constant("drop", args["dropout"]) if args["dropout"] else None,
     }
@@ -82,6 +83,7 @@ def _say_rope(write: Writer, value: Value) -> Said:
     x, (over, pairs) = write.single(write(value.args["x"]), value.args["x"], [position, -1])
     base, part = value.args["base"], value.args["part"]
     options = {
+        "scaling": value.args["scaling"],
         "base": write.constant("base", base) if base != 10_000 else None,
         "interleaved": True if value.args["interleaved"] else None,
         "part": None if part == 1 else number_text(part),

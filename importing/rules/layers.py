@@ -127,7 +127,8 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     classes = 1 if len(x.dims) > 1 else 0
     one, (over,) = write.single(x, value.args["x"], [classes])
     rest = [names for i, names in enumerate(one.dims) if i != classes]
-    targets = write.expanded(targets.renamed(rest), [n for dim in rest for n in dim if n not in targets.axes])
+    targets = targets.renamed(rest)
+    targets = write.expanded(targets, [name for dim in rest for name in dim if name not in targets.axes])
     ignore, smoothing = value.args["ignore"], value.args.get("smoothing")
     # torch's default, an id that no data has.
     ignored = ignore if ignore != -100 else None

@@ -118,7 +118,7 @@ class Program:
         both = [v for v in self.tree.values if v.op == "top" and all(v.args[k] == value.args[k] for k in same)]
         writer = Writer(self.file, body)
         x, (over,) = writer.single(writer(value.args["x"]), value.args["x"], [value.args["dim"]])
-        dims = [*x.dims]
+        dims: list[tuple[str, ...]] = [*x.dims]
         dims[value.args["dim"]] = writer.names_of(value)[value.args["dim"]]
         (chosen,) = dims[value.args["dim"]]
         axes = tuple(chosen if name == over else name for name in x.axes)
@@ -305,17 +305,24 @@ class Program:
     def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """The text that each layer would be, as the body of a repeat; without any effect."""
         blocks, constants = dict(self.file.blocks), dict(self.file.constants)
-        names = self._carried(handed, body)
+        names = self._carried(run, handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
         self.file.blocks, self.file.constants = blocks, constants
         return texts
 
-    def _carried(self, handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
+    def _carried(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
+        """What the values are called that layers hand on: by names that nothing else has which is still read."""
         chosen: list[str] = []
-        for value in handed[0][1]:
+        for first, value in zip(*handed[0], strict=True):
             wanted = valid(self.called.get(value, "x"))
-            name = next(n for n in (wanted, "x", "y", "h", *(f"x_{k}" for k in range(2, 100))) if n not in chosen)
-            chosen.append(name)
+            for name in (wanted, "x", "y", "h", *(f"{wanted}_{k}" for k in range(2, 100))):
+                old = body.bound.get(name)
+                free = (
+                    name not in body.bound or old is first or (old and not self._is_read_after(old, run[0].values[0]))
+                )
+                if free and name not in chosen and name not in body.taken:
+                    chosen.append(name)
+                    break
         return chosen
 
     def _iteration(
@@ -355,7 +362,7 @@ class Program:
         return Said(name, dims if same else first.dims, first.axes, dtype=first.dtype)
 
     def _repeat(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], period: int, body: Body) -> None:
-        names = self._carried(handed, body)
+        names = self._carried(run, handed, body)
         writer = Writer(self.file, body)
         for name, first in zip(names, handed[0][0], strict=True):
             said = writer(first)
@@ -443,8 +450,8 @@ class Program:
 
     def _input(self, name: str, value: Value, body: Body) -> str:
         """An input's declaration. Merged axes are split, and of an axis of size 1 the one element is taken."""
-        dims, text = [], name
-        names = self.file.axes.of(value)
+        dims: list[str] = []
+        text, names = name, self.file.axes.of(value)
         for i, own in enumerate(names):
             if len(own) == 1:
                 dims += own
