@@ -120,7 +120,7 @@ class Axes:
                 vote(dim, 8, name)
         elif value.op == "routed":
             table = [leaves(dim) for dim in self.solver.dims[args["w"]]]
-            vote(table[0], 80, "experts")
+            vote(table[0], 120, "experts")
             for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
                 vote(dim, 5, "ffn" if letter in args["out"] else "embed")
         elif value.op == "top":

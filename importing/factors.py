@@ -76,6 +76,7 @@ class Solver:
         self.pieces: dict[Value, list[Dim]] = {}  # of a concatenation, what is put together
         for value in self.values:
             self.dims[value] = self._of(value)
+        self._indexed()
         self._repeated_layers()
 
     def _of(self, value: Value) -> list[Dim]:
@@ -157,21 +158,52 @@ class Solver:
             dims.append(dim)
         return dims
 
+    def _indexed(self) -> None:
+        """What ids index that were chosen along an axis is that axis."""
+        for value in self.values:
+            if value.op not in ("routed", "embedding"):
+                continue
+            ids = value.args["ids"]
+            while ids.op in ("view", "permute", "expand"):
+                ids = ids.args["x"]
+            table = value.args["w" if value.op == "routed" else "table"]
+            if ids.op in ("top", "arg_max"):
+                chosen = self.dims[ids.args["x"]][ids.args["dim"]]
+                if ids.args["x"].shape[ids.args["dim"]] == table.shape[0]:
+                    self.unify(self.dims[table][0], chosen, value)
+
     def _repeated_layers(self) -> None:
-        """Parameters at the same place of modules that are numbered by a list have the same axes."""
-        places: dict[tuple[object, ...], list[Value]] = {}
+        """Parameters at the same place of modules that are numbered by a list have the same axes, and so have values of
+        those that compute the same.
+        """
+        places: dict[object, list[list[Value]]] = {}
+        calls: dict[str, dict[str, list[Value]]] = {}
         for value in self.values:
             if value.op in ("parameter", "part"):
-                places.setdefault(place_of(value), []).append(value)
+                places.setdefault(place_of(value), []).append([value])
+            elif value.place.calls and value.constant is None:
+                path = value.place.calls[-1].path
+                calls.setdefault(without_numbers(path), {}).setdefault(path, []).append(value)
+        for name, each in calls.items():
+            for values in each.values():
+                values.sort(key=lambda value: value.position)
+                same = tuple((value.op, value.shape) for value in values)
+                places.setdefault((name, same), []).append(values)
         for first, *others in places.values():
             for other in others:
-                for one, two in zip(self.dims[first], self.dims[other], strict=True):
-                    self.unify(one, two, other)
+                for one, two in zip(first, other, strict=True):
+                    for own, dim in zip(self.dims[one], self.dims[two], strict=True):
+                        self.unify(own, dim, two)
+
+
+def without_numbers(path: str) -> str:
+    """A path of modules, whatever their numbers in lists."""
+    return ".".join("#" if part.isdigit() else part for part in path.split("."))
 
 
 def place_of(parameter: Value) -> tuple[object, ...]:
     """What parameters of repeated layers have in common: name but for numbers, and shape; of a part, which one."""
     source = parameter.args["of"] if parameter.op == "part" else parameter
-    name = ".".join("#" if part.isdigit() else part for part in source.args["names"][0].split("."))
+    name = without_numbers(source.args["names"][0])
     part = (parameter.args["dim"], parameter.args["start"]) if parameter.op == "part" else ()
     return (name, parameter.shape, part)

@@ -49,7 +49,7 @@ def imported(
     graph.outputs = understood(graph.outputs, scalings(module))
     solver = Solver(graph.outputs)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-    program = Program(graph, solver, name or snake(type(module).__name__, ""), state, dict(axes or {}))
+    program = Program(graph, solver, name or snake(type(module).__name__), state, dict(axes or {}))
     return Imported(program.text(), graph, program)
 
 

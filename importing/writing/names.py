@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.syntax.lexer import language
@@ -63,21 +63,17 @@ def _assign(tree: Tree, names: dict[Value, str], line: Line, group: list[Value])
         names.setdefault(value, SHORT.get(name, name))
 
 
-def snake(kind: str, family: str) -> str:
-    """A block's name, of its class: `Qwen3MLP` is `mlp` where all are of a family."""
-    name = kind.removeprefix(family) or kind
+def snake(kind: str, roots: Sequence[str] = ()) -> str:
+    """A block's name, of its class: `Qwen3MLP` is `mlp` in a `Qwen3Model`."""
+    name = kind
+    for root in roots:
+        length = 0
+        while length < min(len(root), len(kind)) and root[length] == kind[length]:
+            length += 1
+        while length and not (root[length : length + 1].isupper() and kind[length : length + 1].isupper()):
+            length -= 1
+        name = min(name, kind[length:], key=len)
     return valid(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower())
-
-
-def family(kinds: Iterable[str]) -> str:
-    """What the names of a model's classes begin with."""
-    first, *others = list(kinds) or [""]
-    length = 0
-    while (
-        len(others) > 1 and length < len(first) and all(each[length : length + 1] == first[length] for each in others)
-    ):
-        length += 1
-    return first[:length]
 
 
 def valid(name: str) -> str:

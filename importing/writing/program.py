@@ -14,7 +14,7 @@ from partita.importing.graph import Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
-from partita.importing.writing.names import family, snake, valid
+from partita.importing.writing.names import snake, valid
 from partita.importing.writing.tree import Scope, Tree, base
 from partita.importing.writing.writer import Writer
 
@@ -34,10 +34,13 @@ class Program:
         self.tree = Tree(solver.values, solver.users, graph.outputs)
         self.file = File(solver, self.tree, state, wanted)
         self.called = self.file.called
-        kinds = {
-            scope.kind for scopes in self.tree.kinds.values() for scope in scopes if scope.path and not scope.is_torch
+        outer = {
+            value.place.calls[depth].kind
+            for value in self.tree.values
+            for depth in (0, 1)
+            if depth < len(value.place.calls)
         }
-        self.family = family(sorted(kinds))
+        self.roots = sorted({kind.rsplit(".", 1)[-1] for kind in outer if not kind.startswith("torch.nn.")})
         self.model = Body("model", [self.tree.root], name=valid(name))
         self.kept = self._kept()
 
@@ -198,7 +201,7 @@ class Program:
         if len(texts) == 1 and inner.lines and inner.lines[-1].startswith(f"let {texts[0]} = "):
             texts = [inner.lines.pop().removeprefix(f"let {texts[0]} = ")]
         inner.lines.append(f"return {', '.join(texts)}")
-        name = self.file.block(snake(scope.kind, self.family), ", ".join(heads), inner, body)
+        name = self.file.block(snake(scope.kind, self.roots), ", ".join(heads), inner, body)
         text = call(name, *given)
         if len(outputs) == 1:
             (made,) = outputs
