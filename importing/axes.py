@@ -123,6 +123,8 @@ class Axes:
             vote(table[0], 120, "experts")
             for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
                 vote(dim, 5, "ffn" if letter in args["out"] else "embed")
+        elif value.op == "recurrent":
+            vote(dims[-1], 15, "hidden")
         elif value.op == "top":
             vote(dims[args["dim"]], 70, "chosen")
         elif value.op == "einsum":

@@ -139,7 +139,10 @@ class _Capturing:
     def _value(self, op: str, args: dict[str, Any], meta: Any, place: Place) -> Value:
         self.position += 1
         tensor = isinstance(meta, Tensor)
-        shape = tuple(int(size) for size in meta.shape) if tensor else ()
+        try:
+            shape = tuple(int(size) for size in meta.shape) if tensor else ()
+        except Exception as error:  # of symbolic shapes, which are no part of torch's interface
+            raise NotUnderstood(f"`{op}`: sizes depend on data", place) from error
         return Value(op, args, shape, meta.dtype if tensor else torch.float32, place, self.position)
 
 

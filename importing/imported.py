@@ -12,18 +12,19 @@ from partita.importing import rules
 from partita.importing.capture import capture
 from partita.importing.factors import RULES, Solver
 from partita.importing.graph import Captured, NotUnderstood, Value, number, rewritten
-from partita.importing.normal import layers, pointwise, products, reductions, views
+from partita.importing.normal import layers, pointwise, products, recurrence, reductions, views
 from partita.importing.normal.arguments import normal
 from partita.importing.normal.views import expanded
 from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
+from partita.importing.sizes import sized
 from partita.importing.writing.names import snake
 from partita.importing.writing.program import Program
 from partita.importing.writing.tree import VIEWS
 
 # What registers operations.
-REGISTERED = (rules, layers, pointwise, products, reductions, views)
+REGISTERED = (rules, layers, pointwise, products, recurrence, reductions, views)
 
 
 @frozen(eq=False)
@@ -46,6 +47,7 @@ def imported(
     `axes`: names of the dimensions of inputs. Raises NotUnderstood.
     """
     graph = capture(module, inputs)
+    sized(module, inputs, graph)
     graph.outputs = understood(graph.outputs, scalings(module))
     solver = Solver(graph.outputs)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}

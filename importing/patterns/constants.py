@@ -48,6 +48,18 @@ def mask_of(elements: Tensor) -> Mask | None:
     return Mask(False, widest) if torch.equal(allowed, behind.abs() < widest) else None
 
 
+def band_of(elements: Tensor) -> tuple[int | None, int | None] | None:
+    """The least and the most by which a row is behind a column, of a table [row, column] that is true there alone."""
+    rows, columns = elements.shape
+    behind = torch.arange(rows)[:, None] - torch.arange(columns)[None]
+    if not bool(elements.any()):
+        return None
+    least, most = int(behind[elements].min()), int(behind[elements].max())
+    if not torch.equal(elements, (behind >= least) & (behind <= most)):
+        return None
+    return (least if least > 1 - columns else None), (most if most < rows - 1 else None)
+
+
 def scaling_of(cosines: Tensor, sines: Tensor, scalings: Sequence[tuple[float, Scaling]]) -> tuple[float, str] | None:
     """The base and the text of the scaling whose angles tables have at [position, pair]."""
     positions, pairs = cosines.shape

@@ -7,6 +7,7 @@ from attrs import evolve
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
 from partita.importing.said import CALL, PRODUCT, SUM, Said, call, listed, number_text, says
+from partita.importing.writing.body import Declared
 from partita.importing.writing.writer import Writer
 
 
@@ -78,9 +79,42 @@ def _batch_norm(solver: Solver, value: Value) -> list[Dim]:
 @says("batch_norm")
 def _say_batch_norm(write: Writer, value: Value) -> Said:
     """A block, which keeps running statistics."""
-    x = write(value.args["x"])
+    x, args = write(value.args["x"]), value.args
     over = [name for i, dim in enumerate(x.dims) if i != 1 for name in dim]
-    return write.batch_norm(value, x, over)
+    names, declared = {}, []
+    for slot, name, initial in STATISTICS:
+        own = args[slot]
+        if own is not None:
+            names[slot] = name
+            keyword = "buffer" if slot in ("mean", "variance") else "param"
+            dims = tuple(write.names_of(own))
+            declared.append(Declared(name, dims, initial or write.initial(own), own, keyword))
+    count = " * ".join(f"size({name})" for name in over)
+    lines = [f"let m = mean(x, over = {listed(over)})", f"let v = mean((x - m) * (x - m), over = {listed(over)})"]
+    center, spread = "m", "v"
+    if "mean" in names:
+        mean, variance = names["mean"], names["variance"]
+        keep, rate = number_text(round(1 - args["momentum"], 12)), number_text(args["momentum"])
+        lines += [
+            f"update {mean} = {keep} * {mean} + {rate} * m",
+            f"update {variance} = {keep} * {variance} + {rate} * v * ({count} / ({count} - 1))",
+            f"let center = where(training(), m, {mean})",
+            f"let spread = where(training(), v, {variance})",
+        ]
+        center, spread = "center", "spread"
+    result = f"(x - {center}) * rsqrt({spread} + {write.constant('eps', args['eps'])})"
+    result += f" * {names['scale']}" if "scale" in names else ""
+    result += f" + {names['shift']}" if "shift" in names else ""
+    return evolve(x, text=write.own_block("batch_norm", x, declared, [*lines, f"return {result}"]), binds=CALL)
+
+
+# Of a batch norm: arguments, what they are called, and how they begin if that is always the same.
+STATISTICS = (
+    ("scale", "scale", None),
+    ("shift", "shift", None),
+    ("mean", "running_mean", "zeros()"),
+    ("variance", "running_variance", "ones()"),
+)
 
 
 @factors("embedding")
@@ -162,6 +196,3 @@ def _binary(solver: Solver, value: Value) -> list[Dim]:
 def _say_binary(write: Writer, value: Value) -> Said:
     x = write(value.args["x"])
     return Said(call("binary_cross_entropy", x.text, write(value.args["targets"]).renamed(x.dims).text))
-
-
-__all__ = ["number_text"]

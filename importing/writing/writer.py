@@ -9,8 +9,9 @@ import torch
 from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
-from partita.importing.patterns.constants import mask_of
+from partita.importing.patterns.constants import band_of
 from partita.importing.said import AND, CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.names import parameter_name
@@ -25,6 +26,8 @@ class Writer:
 
     def __call__(self, value: Any) -> Said:
         """What stands for a value, or what makes it."""
+        if isinstance(value, Sized):
+            return self._of_sizes(value)
         if not isinstance(value, Value):
             return Said(number_text(value))
         known = self.body.lookup(value)
@@ -39,6 +42,19 @@ class Writer:
         if saying is None:
             raise value.refuse(f"`{value.op}` is not in the language")
         return saying(self, value)
+
+    def _of_sizes(self, number: Sized) -> Said:
+        """A number that is computed of sizes."""
+        inputs = {value.args["name"]: value for value in self.solver.values if value.op == "input"}
+        names = [name for one, dim in number.dims for name in self.names_of(inputs[one])[dim]]
+        text = " * ".join(f"size({name})" for name in names)
+        binds = PRODUCT if len(names) > 1 else CALL
+        if abs(number.power) == 0.5:
+            text, binds = call("sqrt", text), CALL
+        coefficient = number_text(float(f"{number.coefficient:.12g}"))
+        if number.power < 0:
+            return Said(f"{coefficient} / {text if binds == CALL else f'({text})'}", binds=PRODUCT)
+        return Said(text if coefficient == "1" else f"{coefficient} * {text}", binds=PRODUCT)
 
     # ------------------------------------------------------------ axes
 
@@ -115,7 +131,11 @@ class Writer:
         """A value with these axes as well."""
         if not names:
             return said
-        text = said.text if said.dtype != "number" else call("expand", call("cast", said.text, "f32"), listed(names))
+        if said.dtype == "number":
+            text = f"zeros([{', '.join(names)}])"
+            text = text if said.text == "0" else f"{text} + {said.text}"
+            return evolve(said, text=text, axes=tuple(names), binds=CALL if said.text == "0" else SUM, dtype="f32")
+        text = said.text
         return evolve(said, text=call("expand", text, listed(list(names))), axes=(*said.axes, *names), binds=CALL)
 
     def aligned(self, value: Value, xs: Sequence[Any]) -> tuple[list[Said], tuple[Names, ...]]:
@@ -189,13 +209,19 @@ class Writer:
             text = _progression(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
-        said = mask_of(elements) if elements is not None and elements.dtype == torch.bool else None
-        if said is not None and len(long) == 2 and all(len(names[i]) == 1 for i in long):
-            (query,), (key,) = names[long[0]], names[long[1]]
-            if query == key:
-                key = self.second(key)
-                dims = tuple((key,) if i == long[1] else each for i, each in enumerate(names))
-            return Said(self.lower(query, key, said.causal, said.window), dims, (query, key), AND, "bool")
+        if (
+            elements is not None
+            and elements.dtype == torch.bool
+            and len(long) == 2
+            and all(len(names[i]) == 1 for i in long)
+        ):
+            band = band_of(elements.reshape([value.shape[i] for i in long]))
+            if band is not None:
+                (row,), (column,) = names[long[0]], names[long[1]]
+                if row == column:
+                    column = self.second(column)
+                    dims = tuple((column,) if i == long[1] else each for i, each in enumerate(names))
+                return Said(_behind(row, column, *band), dims, (row, column), AND, "bool")
         saved = self.file.saved(value)
         if saved is not None:
             return self._declare(saved, value)
@@ -247,48 +273,25 @@ class Writer:
                 return self._declare(whole, whole, dims)
         return said.renamed(dims)
 
-    # ------------------------------------------------------------ batch norm
+    # ------------------------------------------------------------ blocks that rules write
 
-    def batch_norm(self, value: Value, x: Said, over: Sequence[str]) -> Said:
-        """A call of a block that keeps running statistics."""
-        args = value.args
-        inner = Body("block", self.body.scopes, self.body)
-        inner.bound["x"] = None
-        write = Writer(self.file, inner)
-        names = {
-            slot: write._declare_inside(args[slot], slot)
-            for slot in ("scale", "shift", "mean", "variance")
-            if args[slot] is not None
-        }
-        keep, rate = number_text(round(1 - args["momentum"], 12)), number_text(args["momentum"])
-        count = " * ".join(f"size({name})" for name in over)
-        lines = [
-            f"let m = mean(x, over = {listed(list(over))})",
-            f"let v = mean((x - m) * (x - m), over = {listed(list(over))})",
-        ]
-        center, spread = "m", "v"
-        if "mean" in names:
-            lines += [
-                f"update {names['mean']} = {keep} * {names['mean']} + {rate} * m",
-                f"update {names['variance']} = {keep} * {names['variance']} + {rate} * v * ({count} / ({count} - 1))",
-                f"let center = where(training(), m, {names['mean']})",
-                f"let spread = where(training(), v, {names['variance']})",
-            ]
-            center, spread = "center", "spread"
-        result = f"(x - {center}) * rsqrt({spread} + {self.constant('eps', args['eps'])})"
-        result += f" * {names['scale']}" if "scale" in names else ""
-        result += f" + {names['shift']}" if "shift" in names else ""
-        inner.lines = [*lines, f"return {result}"]
-        head = f"x: [{', '.join(x.axes)}]"
-        name = self.file.block("batch_norm", head, inner, self.body)
-        return evolve(x, text=call(name, x.text), binds=CALL)
+    def own_block(self, name: str, x: Said, declared: Sequence[Declared], lines: Sequence[str]) -> str:
+        """A call, with x, of a block that has these parameters and lines."""
+        inner = Body("block", self.body.scopes, self.body, lines=list(lines))
+        inner.parameters = {each.value: each for each in declared}
+        return call(self.file.block(name, f"x: [{', '.join(x.axes)}]", inner, self.body), x.text)
 
-    def _declare_inside(self, value: Value, name: str) -> str:
-        keyword = "buffer" if name in ("mean", "variance") else "param"
-        wanted = {"mean": "running_mean", "variance": "running_variance"}.get(name, name)
-        initial = {"mean": "zeros()", "variance": "ones()"}.get(name) or self.file.initial(value)
-        self.body.parameters[value] = Declared(wanted, tuple(self.names_of(value)), initial, value, keyword)
-        return wanted
+    def initial(self, value: Value) -> str:
+        """How a parameter begins."""
+        return self.file.initial(value)
+
+
+def _behind(row: str, column: str, least: int | None, most: int | None) -> str:
+    """Where a row is behind a column by so much."""
+    behind = f"expand(iota({row}), {column}) - expand(iota({column}), {row})"
+    terms = [f"{behind} >= {least}"] if least is not None else []
+    terms += [f"{behind} <= {most}"] if most is not None else []
+    return " and ".join(terms)
 
 
 def _progression(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:

@@ -1,0 +1,78 @@
+"""Recurrent layers: one operation for each layer and direction."""
+
+from __future__ import annotations
+
+from partita.importing.graph import Value, number
+from partita.importing.normal.arguments import Arguments
+from partita.importing.normal.views import SEVERAL, selected, viewed
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _recurrent(value: Value, a: Arguments, index: int) -> Value:
+    """The output, or the last states, of layers of a recurrent module that begin with zeros."""
+    kind = a.value.op.partition(".")[0]
+    x, weights = a["input"], list(a["params"])
+    begin = a["hx"]
+    for each in begin if isinstance(begin, list) else [begin]:
+        if number(each) != 0:
+            raise value.refuse(f"`{kind}` that does not begin with zeros")
+    if kind == "lstm" and index == 2:
+        raise value.refuse("the last cells of an LSTM")
+    biases, layers, rate = bool(a["has_biases"]), int(a["num_layers"]), float(a["dropout"])
+    drops, directions = rate if a["train"] else 0.0, 2 if a["bidirectional"] else 1
+    time = 1 if a["batch_first"] else 0
+    each = 4 if biases else 2
+    last: list[Value] = []
+    for layer in range(layers):
+        made = []
+        for direction in range(directions):
+            at = (layer * directions + direction) * each
+            own = weights[at : at + each]
+            parts = [_parts(weight, GATES[kind]) for weight in own]
+            args = {
+                "kind": kind,
+                "x": x,
+                "inputs": parts[0],
+                "states": parts[1],
+                "input_biases": parts[2] if biases else [],
+                "state_biases": parts[3] if biases else [],
+                "time": time,
+                "backward": direction == 1,
+            }
+            shape = (*x.shape[:-1], own[1].shape[1])
+            made.append(value.make("recurrent", shape, x.dtype, **args))
+            end = selected(value, made[-1], time, 0 if direction else x.shape[time] - 1)
+            last.append(viewed(value, end, (1, *end.shape)))
+        x = made[0]
+        if directions == 2:
+            wide = (*x.shape[:-1], 2 * x.shape[-1])
+            x = value.make("concat", wide, x.dtype, xs=made, dim=x.rank - 1)
+        if drops and layer + 1 < layers:
+            x = value.make("dropout", x.shape, x.dtype, x=x, rate=drops)
+    if index == 0:
+        output: Value = x
+        return output
+    return last[0] if len(last) == 1 else value.make("concat", xs=last, dim=0)
+
+
+def _parts(weight: Value, count: int) -> list[Value]:
+    """The parts of a weight that has one for each gate."""
+    if count == 1:
+        return [weight]
+    size = weight.shape[0] // count
+    shape = (size, *weight.shape[1:])
+    return [
+        Value(
+            "part",
+            {"of": weight, "dim": 0, "start": i * size, "number": i},
+            shape,
+            weight.dtype,
+            weight.place,
+            weight.position,
+        )
+        for i in range(count)
+    ]
+
+
+SEVERAL.update(dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), _recurrent))

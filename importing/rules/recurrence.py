@@ -1,0 +1,75 @@
+"""Recurrent layers of torch, as blocks with a scan."""
+
+from __future__ import annotations
+
+from partita.importing.factors import Dim, Solver, factors
+from partita.importing.graph import Value
+from partita.importing.said import Said, says
+from partita.importing.writing.body import Declared
+from partita.importing.writing.writer import Writer
+
+GATES = {"lstm": "ifgo", "gru": "rzn", "rnn_tanh": "h", "rnn_relu": "h"}
+
+
+@factors("recurrent")
+def _recurrent(solver: Solver, value: Value) -> list[Dim]:
+    dims, args = solver.dims[value.args["x"]], value.args
+    hidden = solver.dims[args["inputs"][0]][0]
+    for weight in args["inputs"]:
+        solver.unify(solver.dims[weight][0], hidden, value)
+        solver.unify(solver.dims[weight][1], dims[-1], value)
+    for weight in args["states"]:
+        solver.unify(solver.dims[weight][0], hidden, value)
+        solver.unify(solver.dims[weight][1], hidden, value)
+    for bias in (*args["input_biases"], *args["state_biases"]):
+        solver.unify(solver.dims[bias][0], hidden, value)
+    return [*dims[:-1], hidden]
+
+
+@says("recurrent")
+def _say_recurrent(write: Writer, value: Value) -> Said:
+    """Each gate has weights of its own; torch keeps those of all gates together."""
+    args, kind = value.args, value.args["kind"]
+    time = args["time"]
+    x, (seq,) = write.single(write(args["x"]), args["x"], [time])
+    (inputs,), (hidden,) = x.dims[-1], write.names_of(value)[-1]
+    before = write.second(hidden)
+    declared = []
+
+    def declare(
+        prefix: str, values: list[Value], *dims: tuple[str, ...], first: tuple[int, ...] = ()
+    ) -> dict[str, str]:
+        names = {}
+        for gate, own in zip(GATES[kind], values, strict=True):
+            names[gate] = f"{prefix}{gate}"
+            declared.append(Declared(names[gate], dims, write.initial(own), own, "param", first))
+        return names
+
+    w = declare("w", args["inputs"], (hidden,), (inputs,), first=(1,))
+    u = declare("u", args["states"], (hidden,), (before,), first=(1,))
+    b = declare("b", args["input_biases"], (hidden,)) if args["input_biases"] else {}
+    c = declare("c", args["state_biases"], (hidden,)) if args["state_biases"] else {}
+
+    def of_input(gate: str) -> str:
+        return f"dot(x, {w[gate]}, over = {inputs})" + (f" + {b[gate]}" if b else "")
+
+    def of_state(gate: str) -> str:
+        return f"dot(p, {u[gate]}, over = {before})" + (f" + {c[gate]}" if c else "")
+
+    rest = [name for name in x.axes if name not in (seq, inputs)]
+    lines = [f"let h = zeros([{', '.join([*rest, hidden])}])"]
+    step = [f"let p = rename(h, {hidden} -> {before})"]
+    if kind == "lstm":
+        lines.append("let c = h")
+        for gate in "ifgo":
+            step.append(f"let {gate} = {'tanh' if gate == 'g' else 'sigmoid'}({of_input(gate)} + {of_state(gate)})")
+        step += ["let c = f * c + i * g", "let h = o * tanh(c)"]
+    elif kind == "gru":
+        step += [f"let {gate} = sigmoid({of_input(gate)} + {of_state(gate)})" for gate in "rz"]
+        step += [f"let n = tanh({of_input('n')} + r * ({of_state('n')}))", "let h = (1 - z) * n + z * h"]
+    else:
+        step.append(f"let h = {kind.removeprefix('rnn_')}({of_input('h')} + {of_state('h')})")
+    lines += [f"scan {seq}{' backward' if args['backward'] else ''} {{", *step, "}", "return h"]
+    text = write.own_block(kind.partition("_")[0], x, declared, lines)
+    made = Said(text, (*x.dims[:-1], (hidden,)), (seq, *rest, hidden))
+    return write.split(made, time, write.names_of(value)[time])
