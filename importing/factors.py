@@ -161,16 +161,17 @@ class Solver:
     def _indexed(self) -> None:
         """What ids index that were chosen along an axis is that axis."""
         for value in self.values:
-            if value.op not in ("routed", "embedding"):
+            if value.op not in ("routed", "embedding", "one_hot"):
                 continue
             ids = value.args["ids"]
             while ids.op in ("view", "permute", "expand"):
                 ids = ids.args["x"]
-            table = value.args["w" if value.op == "routed" else "table"]
+            table = {"routed": "w", "embedding": "table"}.get(value.op)
+            own = self.dims[value.args[table]][0] if table is not None else self.dims[value][-1]
             if ids.op in ("top", "arg_max"):
                 chosen = self.dims[ids.args["x"]][ids.args["dim"]]
-                if ids.args["x"].shape[ids.args["dim"]] == table.shape[0]:
-                    self.unify(self.dims[table][0], chosen, value)
+                if prod(each.size for each in leaves(own)) == ids.args["x"].shape[ids.args["dim"]]:
+                    self.unify(own, chosen, value)
 
     def _repeated_layers(self) -> None:
         """Parameters at the same place of modules that are numbered by a list have the same axes, and so have values of

@@ -31,6 +31,7 @@ class Sized(float):
     dims: tuple[tuple[str, int], ...]
 
     def __new__(cls, value: float, coefficient: float, power: float, dims: tuple[tuple[str, int], ...]) -> Sized:
+        """The number, which is known, and what it is."""
         made = super().__new__(cls, value)
         made.coefficient, made.power, made.dims = coefficient, power, dims
         return made

@@ -116,6 +116,19 @@ def _gather(value: Value, a: Arguments) -> Value:
     return value.make("pick", x=x, ids=ids, dim=dim)
 
 
+@aten("scatter.value")
+def _scatter(value: Value, a: Arguments) -> Value:
+    """Zeros, with a number where ids say."""
+    x, ids, dim, fill = a["self"], a["index"], a.dim(), a["value"]
+    if number(x) != 0 or any(size != 1 and size != value.shape[i] for i, size in enumerate(ids.shape) if i != dim):
+        raise value.refuse("`scatter` into anything but zeros")
+    hot = value.make("one_hot", (*ids.shape, value.shape[dim]), torch.float32, ids=ids)
+    most = reduced(value, "max", hot, [dim], False)
+    order = [*range(dim), value.rank - 1, *range(dim, value.rank - 1)]
+    made = permuted(value, most, order)
+    return made if fill == 1 else pointwise(value, "multiply", made, fill)
+
+
 @aten("slice_scatter.default")
 def _slice_scatter(value: Value, a: Arguments) -> Value:
     """A dimension of which a part is replaced: what is before, the part, and what is behind."""

@@ -216,6 +216,8 @@ def _top(value: Value, a: Arguments, index: int) -> Value:
     a.ignored("sorted", "largest")
     x, count = a["self"], int(a["k"])
     dim = a.dim()
+    if count == 1:
+        return value.make("arg_max", x=x, dim=dim) if index else value.make("reduce", function="max", x=x, dims=[dim])
     return value.make("top", x=x, dim=dim, count=count, index=index)
 
 
