@@ -11,9 +11,10 @@ from partita.importing.patterns.norms import RULES as NORMS
 from partita.importing.patterns.rotary import RULES as ROTARY
 from partita.importing.patterns.rotary import part
 from partita.importing.patterns.scalings import Scaling
+from partita.importing.patterns.views import RULES as VIEWS
 
 
 def patterns(scalings: Sequence[tuple[float, Scaling]]) -> list[Callable[[Value], Value | None]]:
     """All patterns, given how positions of a module may be scaled."""
     rotary = [partial(rule, scalings=scalings) for rule in ROTARY]
-    return [*NORMS, *rotary, part, *ATTENTION, *EXPERTS, *LOSSES]
+    return [*VIEWS, *NORMS, *rotary, part, *ATTENTION, *EXPERTS, *LOSSES]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from partita.importing.graph import Value, is_op
-from partita.importing.normal.views import viewed
+from partita.importing.normal.views import permuted, viewed
 from partita.importing.patterns.constants import base_of, scaling_of
 from partita.importing.patterns.matching import applied, either
 from partita.importing.patterns.scalings import Scaling
@@ -53,6 +53,13 @@ def pairs(value: Value, scalings: Scalings) -> Value | None:
             x = _whole(first, second)
             if x is not None:
                 return _rope(value, x, cosines, sines, scalings, False, twice=False)
+            if _neighbors(first, second):  # pairs are neighbors, and become halves
+                x = viewed(value, first.args["x"], value.shape)
+                turned = _rope(value, x, cosines, sines, scalings, True, twice=False)
+                if turned is not None:
+                    split = viewed(value, turned, first.args["x"].shape)
+                    order = [*range(value.rank - 1), value.rank, value.rank - 1]
+                    return viewed(value, permuted(value, split, order))
     if value.op != "view" or not is_op(value.args["x"], "concat") or value.args["x"].shape[-1] != 2:
         return None
     stacked = value.args["x"]
@@ -60,12 +67,17 @@ def pairs(value: Value, scalings: Scalings) -> Value | None:
     if found is None or stacked.args["dim"] != stacked.rank - 1:
         return None
     first, second, cosines, sines = found
-    if not is_op(first, "select") or not is_op(second, "select") or first.args["x"] is not second.args["x"]:
-        return None
-    if (first.args["index"], second.args["index"]) != (0, 1) or first.args["dim"] != first.rank:
+    if not _neighbors(first, second):
         return None
     x = viewed(value, first.args["x"], (*first.shape[:-1], 2 * first.shape[-1]))
     return _rope(value, x, cosines, sines, scalings, True, twice=False)
+
+
+def _neighbors(first: Value, second: Value) -> bool:
+    """Whether two values are the first and the second of pairs that a last dimension counts."""
+    if not is_op(first, "select") or not is_op(second, "select") or first.args["x"] is not second.args["x"]:
+        return False
+    return (first.args["index"], second.args["index"]) == (0, 1) and first.args["dim"] == first.rank
 
 
 def _mixed(one: object, two: object) -> tuple[Value, Value, Value, Value] | None:
@@ -76,10 +88,22 @@ def _mixed(one: object, two: object) -> tuple[Value, Value, Value, Value] | None
     for x1, cosines in either(difference[0], "multiply"):
         for x2, sines in either(difference[1], "multiply"):
             for left, right in (total, total[::-1]):
-                crossed = any(a is x1 and b is sines for a, b in either(left, "multiply"))
-                if crossed and any(a is x2 and b is cosines for a, b in either(right, "multiply")):
+                crossed = any(_same(a, x1) and _same(b, sines) for a, b in either(left, "multiply"))
+                if crossed and any(_same(a, x2) and _same(b, cosines) for a, b in either(right, "multiply")):
                     return x1, x2, cosines, sines
     return None
+
+
+def _same(one: Value, other: Value) -> bool:
+    """Whether two values are one, or one part or one table that is computed twice."""
+    if one is other:
+        return True
+    if not isinstance(one, Value) or not isinstance(other, Value) or one.shape != other.shape:
+        return False
+    if one.constant is not None and other.constant is not None:
+        return torch.equal(one.constant, other.constant)
+    alike = one.op == other.op and one.op in ("slice", "select") and one.args["x"] is other.args["x"]
+    return alike and {**one.args, "x": None} == {**other.args, "x": None}
 
 
 def _whole(first: Value, second: Value) -> Value | None:
