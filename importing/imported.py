@@ -58,9 +58,24 @@ def imported(
 def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = ()) -> list[Value]:
     """What a graph of ATen computes, in the operations of this package; positions may be scaled so."""
     outputs = rewritten(outputs, [_normal])
+    outputs = rewritten(outputs, [Once()])
     outputs = rewritten(outputs, patterns(scaled))
     outputs = split_projections(outputs)
     return rewritten(outputs, [_folded])
+
+
+class Once:
+    """What a module computes twice in one call, of views and parts, it computes once."""
+
+    def __init__(self) -> None:
+        self.known: dict[object, Value] = {}
+
+    def __call__(self, value: Value) -> Value | None:
+        """The first value that is made likewise."""
+        if value.op not in (*VIEWS, "slice", "select"):
+            return None
+        args = tuple((name, id(each) if isinstance(each, Value) else str(each)) for name, each in value.args.items())
+        return self.known.setdefault((value.op, args, value.shape, value.dtype, value.place.calls), value)
 
 
 def _normal(value: Value) -> Value | None:

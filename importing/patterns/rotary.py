@@ -95,15 +95,12 @@ def _mixed(one: object, two: object) -> tuple[Value, Value, Value, Value] | None
 
 
 def _same(one: Value, other: Value) -> bool:
-    """Whether two values are one, or one part or one table that is computed twice."""
+    """Whether two values are one, or one table that is computed twice."""
     if one is other:
         return True
     if not isinstance(one, Value) or not isinstance(other, Value) or one.shape != other.shape:
         return False
-    if one.constant is not None and other.constant is not None:
-        return torch.equal(one.constant, other.constant)
-    alike = one.op == other.op and one.op in ("slice", "select") and one.args["x"] is other.args["x"]
-    return alike and {**one.args, "x": None} == {**other.args, "x": None}
+    return one.constant is not None and other.constant is not None and torch.equal(one.constant, other.constant)
 
 
 def _whole(first: Value, second: Value) -> Value | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +99,11 @@ class Writer:
             )
             if not names:
                 said = evolve(said, text=call("expand", said.text, new), axes=(*said.axes, new), binds=CALL)
+            elif (before := _before_split(said, names)) is not None:
+                text, new = before
+                axes = tuple(name for name in said.axes if name not in names[1:])
+                axes = tuple(new if name == names[0] else name for name in axes)
+                said = evolve(said, text=text, axes=axes)
             elif set(names) & set(said.axes):
                 whole = self.expanded(said, [name for name in names if name not in said.axes])
                 first = next(i for i, name in enumerate(whole.axes) if name in names)
@@ -284,6 +290,12 @@ class Writer:
     def initial(self, value: Value) -> str:
         """How a parameter begins."""
         return self.file.initial(value)
+
+
+def _before_split(said: Said, names: Names) -> tuple[str, str] | None:
+    """What a value was before its axis was split into these, and that axis."""
+    found = re.fullmatch(rf"split\((.*), (\w+) -> \[{', '.join(names)}\]\)", said.text)
+    return (found[1], found[2]) if found is not None and said.binds == CALL else None
 
 
 def _behind(row: str, column: str, least: int | None, most: int | None) -> str:
