@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from traceback import extract_tb
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import TreeSpec
 
 from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
 
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
 FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
+# Files whose lines are not of a module.
+NOT_THEIRS = ("/torch/", "/importing/capture.py")
 # Regions of a graph that are run as they are.
 REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -31,9 +36,21 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     try:
         program = torch.export.export(module, (), kwargs=dict(inputs), strict=False).run_decompositions({})
     except Exception as error:
-        reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
-        raise NotUnderstood(f"torch.export: {reason.strip()}") from error
+        raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
     return _Capturing(program).captured()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "what is computed depends on numbers in tensors, as in `if x.sum() > 0`"
+    reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
+    return f"torch.export: {reason.strip()}"
+
+
+def _frames(error: Exception) -> tuple[Line, ...]:
+    """The lines of the module through which an error came."""
+    files = ((frame.filename, frame.lineno or 0) for frame in extract_tb(error.__traceback__))
+    return tuple(Line(file, number) for file, number in files if not any(each in file for each in NOT_THEIRS))
 
 
 class _Capturing:
@@ -48,10 +65,13 @@ class _Capturing:
     def captured(self) -> Captured:
         returned = self._walk(self.program.graph_module, {}, None)
         outputs = self.program.graph_signature.output_specs
+        names = iter(_names(self.program.call_spec.out_spec))
         for value, spec in zip(returned, outputs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
+                name = next(names)
                 if isinstance(value, Value):
                     self.result.outputs.append(value)
+                    self.result.names.append(name)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 self.result.updates[str(spec.target)] = value
             else:
@@ -144,6 +164,16 @@ class _Capturing:
         except Exception as error:  # of symbolic shapes, which are no part of torch's interface
             raise NotUnderstood(f"`{op}`: sizes depend on data", place) from error
         return Value(op, args, shape, meta.dtype if tensor else torch.float32, place, self.position)
+
+
+def _names(returned: TreeSpec, name: str = "") -> list[str]:
+    """The names of what a module returns: the keys of dictionaries; what has none is called nothing."""
+    if returned.is_leaf():
+        return [name]
+    children: Sequence[TreeSpec] = returned.children()
+    keys = returned.context if isinstance(returned.context, list) else getattr(returned.context, "_fields", None)
+    own = [str(key) for key in keys] if keys is not None else [name] * len(children)
+    return [each for key, child in zip(own, children, strict=True) for each in _names(child, key)]
 
 
 def _mapped(x: Any, known: Mapping[torch.fx.Node, Any]) -> Any:

@@ -1,21 +1,25 @@
 """Whether a file computes what a module computes: loss, outputs, gradients, and buffers after a step, in f64.
 
 Two links: the module as it is, in f32, against its exported graph in f64, whose constants are made exact; and that
-graph against the file. All weights are drawn anew, and ids repeat, at several sizes, among them the example's.
+graph against the file. All weights are drawn anew, and ids repeat, at several sizes, among them the example's. Dropout
+has the rate 0 on both sides.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from partita.compiler.verify.proxy import single
 from partita.dsl.load import load
@@ -35,6 +39,7 @@ TOLERANCE = 1e-9  # in f64, of the largest of a tensor
 ROUNDING = 2e-3  # of the module in f32
 LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
 DEVIATION = 0.2
+DROP = re.compile(r"drop(_\d+)?")  # the constants that are rates of dropout
 
 
 @frozen
@@ -127,8 +132,7 @@ def variants(imported: Imported, free: Mapping[str, object]) -> Iterator[list[di
 def _runs(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
     """Whether a module takes inputs of these sizes."""
     try:
-        with torch.no_grad():
-            deepcopy(module)(**inputs)
+        _called(module, inputs)
     except Exception:
         return False
     return True
@@ -148,7 +152,7 @@ def redraw(module: nn.Module, seed: int) -> None:
 
 
 def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
-    """Inputs of these sizes: ids are below the sizes of what they index, and some are 0, or repeat."""
+    """Inputs of these sizes: ids are below the sizes of what they index, and 0, padding and ignored ones occur."""
     generator = torch.Generator().manual_seed(100 + seed)
     program, found = imported.program, {}
     names = {
@@ -168,25 +172,30 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
         elif example.dtype == torch.bool:
             found[name] = torch.rand(shape, generator=generator) < 0.7
         else:
-            limit = _limit(imported, name, int(example.max()) + 1)
+            limit, special = _ids(imported, name, int(example.max()) + 1)
             found[name] = torch.randint(0, limit, shape, generator=generator).to(example.dtype)
-            if found[name].numel() > 2 and found[name].dim() > 1:
-                found[name].flatten()[0] = 0
-                found[name].flatten()[1] = found[name].flatten()[-1]
+            flat = found[name].view(-1)
+            if len(flat) > 2 + len(special):
+                flat[: len(special)] = torch.tensor(special)
+                flat[len(special)] = flat[-1]
     return found
 
 
-def _limit(imported: Imported, name: str, largest: int) -> int:
-    """What ids of an input are below: the smallest of what they index, or what the example shows."""
+def _ids(imported: Imported, name: str, largest: int) -> tuple[int, list[int]]:
+    """What ids of an input are below, the smallest of what they index, or what the example shows; and ids that mean
+    something else than others.
+    """
     solver = imported.program.solver
-    limits = [largest]
+    limits, special = [], [0]
     for value in solver.values:
         if value.op in ("cross_entropy", "token_nll") and _is_input(value.args["targets"], name):
             x = value.args["x"]
             limits.append(x.shape[1] if x.rank > 1 else x.shape[0])
+            special += [value.args["ignore"]] if value.args["ignore"] not in (None, -100) else []
         elif value.op == "embedding" and _is_input(value.args["ids"], name):
             limits.append(value.args["table"].shape[0])
-    return min(limits[1:], default=largest)
+            special += [value.args["padding"]] if value.args["padding"] is not None else []
+    return min(limits, default=largest), special
 
 
 def _is_input(value: Value, name: str) -> bool:
@@ -197,10 +206,33 @@ def _is_input(value: Value, name: str) -> bool:
 # ------------------------------------------------------------ comparing
 
 
+class _Undropped(TorchFunctionMode):
+    """Within it, no dropout drops anything."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            args, kwargs["dropout_p"] = (*args[:4], *args[5:]) if len(args) <= 5 else args, 0.0
+        return function(*args, **kwargs)
+
+
+def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """What a module returns; its buffers stay as they are."""
+    with torch.no_grad(), _Undropped():
+        return _returned(deepcopy(module)(**inputs))
+
+
 def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
-    """The graph of a module in f64: what it computes in f32 for precision is f64 as well, and frequencies are exact."""
+    """The graph of a module in f64, without dropout: what it computes in f32 for precision is f64 as well, and
+    frequencies are exact.
+    """
     scaled = scalings(module)
-    program = torch.export.export(module, (), kwargs=dict(inputs), strict=False)
+    with _Undropped():
+        program = torch.export.export(module, (), kwargs=dict(inputs), strict=False)
     graph: nn.Module = program.module(check_guards=False)
     for inner in graph.modules():
         if not isinstance(inner, torch.fx.GraphModule):
@@ -252,52 +284,84 @@ def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tens
 
 
 def _returned(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    return [each for each in (result.values() if isinstance(result, Mapping) else result) if isinstance(each, Tensor)]
+    return [each for each in tree_leaves(result) if isinstance(each, Tensor)]
 
 
 def _compared(
     module: nn.Module, inputs: Mapping[str, Tensor], imported: Imported, path: Path, sizes: Mapping[str, int]
 ) -> tuple[float, str, float, int]:
     """How far the file is off the graph in f64, and where; how far the module is; and the number of gradients."""
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        buffers = {name: value.clone() for name, value in module.named_buffers()}
-        rough = _returned(module(**inputs))
-        for name, value in module.named_buffers():
-            value.copy_(buffers[name])
+    rough = _called(module, inputs)
     graph = exact(deepcopy(module), inputs)
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
-    held = {name: value.detach().clone() for name, value in [*module.named_buffers(), *graph.named_parameters()]}
-    held = {name: value.double() if value.is_floating_point() else value for name, value in held.items()}
+    before = _state(graph)
     results = _returned(graph(**wide))
-    loss = next(each for each in results if not each.dim())
+    loss = next(each for each in results if not each.dim() and each.is_floating_point())
     torch.autograd.backward(loss)
-    gradients = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in graph.named_parameters()}
-    rounding = max(_off(a.double(), b.detach()) for a, b in zip(rough, results, strict=True))
-    spec = _spec(path, sizes)
+    rounding = max(_off(a, b.detach()) for a, b in zip(rough, results, strict=True))
+
+    spec = _spec(path, sizes, imported)
     weights = spec.weights["hf"]
-    ours = _ours(weights, held)
+    ours = _ours(weights, before)
     run = VirtualRun(prepare(single(spec)))
     run.set_parameters(ours)
     read = {valid(name): wide[name] for name in inputs}
     batch = {each.name: read[each.name] for each in run.plan.program.inputs}
     found, _ = run.step(1, batch)
-    off = [(abs(found - float(loss)) / max(1e-30, abs(float(loss))), "the loss")]
-    expected = _ours(weights, {**{n: torch.zeros_like(t) for n, t in held.items()}, **gradients})
-    made = run.gradients()
-    norm = float(sum((each.square().sum() for each in (expected[name] for name in made)), torch.zeros(()))) ** 0.5
-    off += [(_off(each, expected[name], LEAST * norm), f"the gradient of `{name}`") for name, each in made.items()]
-    theirs = [each.detach() for each in results if each.dim() and each.is_floating_point()]
-    for (name, output), wanted in zip(outputs(spec, ours, batch).items(), theirs, strict=False):
-        if output.numel() == wanted.numel():
-            off.append((_off(output.reshape(-1).sort().values, wanted.reshape(-1).sort().values), f"output `{name}`"))
-    return (*max(off), rounding, len(made))
+    off = [(_off(torch.tensor(found, dtype=torch.float64), loss.detach()), "the loss")]
+
+    zeros = {name: torch.zeros_like(each) for name, each in before.items()}
+    given = {name: each.grad for name, each in graph.named_parameters() if each.grad is not None}
+    expected, gradients = _ours(weights, zeros | given), run.gradients()
+    norm = float(sum((expected[name].square().sum() for name in gradients), torch.zeros(()))) ** 0.5
+    off += [(_off(each, expected[name], LEAST * norm), f"the gradient of `{name}`") for name, each in gradients.items()]
+
+    # Learning rates are 0: a step changes nothing but what keeps statistics.
+    after, kept = _ours(weights, _state(graph)), run.parameters()
+    off += [(_off(each, after[name]), f"`{name}` after a step") for name, each in kept.items() if name not in gradients]
+
+    if imported.graph.updates:  # outputs are those of evaluation
+        evaluated = exact(deepcopy(module).eval(), inputs)
+        results = _returned(evaluated(**wide))
+    theirs = (
+        (value, result.detach())
+        for value, result in zip(imported.graph.outputs, results, strict=True)
+        if value.shape and value.is_float
+    )
+    made = outputs(spec, ours, batch)
+    for (name, output), (value, result) in zip(made.items(), theirs, strict=True):
+        off.append(
+            (
+                _off(_as_theirs(name, output, spec, imported.program.file.axes.of(value), result), result),
+                f"output `{name}`",
+            )
+        )
+    return (*max(off), rounding, len(gradients))
 
 
-def _spec(path: Path, sizes: Mapping[str, int]) -> Spec:
-    spec, diagnostics = load(path, ("train.precision=f64", *(f"{axis}={size}" for axis, size in sizes.items())))
+def _state(graph: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in chain(graph.named_buffers(), graph.named_parameters())}
+
+
+def _as_theirs(name: str, output: Tensor, spec: Spec, dims: Sequence[tuple[str, ...]], result: Tensor) -> Tensor:
+    """An output of ours with its axes in their order: what ours lacks is the same along that axis."""
+    model, _ = spec.trained
+    own = model.answering.types[dict(model.outputs)[name]].names
+    wanted = [axis for dim in dims for axis in dim]
+    if not {*own} <= {*wanted}:
+        if [size for size in output.shape if size > 1] != [size for size in result.shape if size > 1]:
+            raise NotUnderstood(f"output `{name}` has other axes than the module's")
+        return output.reshape(result.shape)
+    ordered = output.permute([own.index(axis) for axis in wanted if axis in own])
+    shape = [spec.axes[axis].size if axis in own else 1 for axis in wanted]
+    return ordered.reshape(shape).expand([spec.axes[axis].size for axis in wanted]).reshape(result.shape)
+
+
+def _spec(path: Path, sizes: Mapping[str, int], imported: Imported) -> Spec:
+    """The file at these sizes, in f64 and without dropout."""
+    rates = [name for name in imported.program.file.constants if DROP.fullmatch(name)]
+    given = [*(f"{axis}={size}" for axis, size in sizes.items()), *(f"{name}=0" for name in rates)]
+    spec, diagnostics = load(path, ("train.precision=f64", *given))
     if spec is None:
         raise NotUnderstood(f"the file is not valid: {diagnostics[0].message}")
     return spec
