@@ -45,6 +45,7 @@ class Command:
 # What `partita --help` says of each command, without importing it.
 SUMMARIES = {
     "init": "write a starter file, or the model of a config.json of Hugging Face",
+    "import": "write the file of a PyTorch module, or of a model of transformers, and prove them equal",
     "check": "check a file: errors with location, cause and fix",
     "fmt": "format files, keeping comments",
     "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",

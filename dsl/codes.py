@@ -1,7 +1,8 @@
 """The error index: what each diagnostic code means and how to fix it. docs/errors.md is generated from it.
 
 E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
-E07 verification, E08 checkpoints, E09 planning, E10 use of trained models; W is a warning. A test checks that every reported code is listed.
+E07 verification, E08 checkpoints, E09 planning, E10 use of trained models, E11 machines, E12 import of modules; W is a
+warning. A test checks that every reported code is listed.
 """
 
 from __future__ import annotations
@@ -210,6 +211,12 @@ CODES: dict[str, Code] = {
     "E1106": Code("training goes wrong", "A tiny training run did not compute what the same run in one process on the CPU does: on CPUs to the last bit, on GPUs to a thousandth.", "Another machine; if it is the same there, please report it."),
     "E1107": Code("no such address or interface", "`MASTER_ADDR` cannot be resolved on this machine, or `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` name an interface that it does not have, or that is down.", "The name by which this machine knows the first one; one of the interfaces that the message lists."),
     "E1108": Code("machines differ", "The machines of a run have several versions of Partita, torch, CUDA or NCCL. Ranks that run different code hang, or compute different things.", "One image for all."),
+    # ------------------------------------------------------------ import of modules
+    "E1201": Code("module cannot be called", "`partita import` and `partita.from_torch` call a module with example inputs. There is no such function, it fails, or it does not return an `nn.Module` or a dictionary of tensors; or the module's `forward` fails with them. The notes name the lines that led there.", "`inputs()` returns keyword arguments of `forward` with at least two rows: `{\"tokens\": torch.randint(0, 50, (2, 10))}`."),
+    "E1202": Code("module is not understood", "A module does something that the importer cannot say in a `.par` file: it branches on numbers in tensors, has an operation that is not known, or returns no loss. The message names the module and the line. What is not understood is never left out.", "Change that line; or write the file by hand, from the part that is understood."),
+    "E1203": Code("file differs from the module", "The file that was written does not compute what the module computes, at the sizes that the message names, so it was not kept. Most often `forward` has a Python loop or a branch over sizes, of which an export sees only those of the example.", "Example inputs of other sizes, longer than any window; or report it with the module."),
+    "E1204": Code("unusable loss", "`--loss` is a function of two names: of what the module returns, and of example inputs.", "`--loss \"cross_entropy(logits, targets)\"`, `mse(a, b)` or `binary_cross_entropy(logits, targets)`"),
+    "E1205": Code("model of transformers cannot be made", "The source is no folder with a config.json, no config.json and no model that is on this machine; or transformers does not know its `model_type`, or what it is for. Nothing is downloaded.", "`hf download Qwen/Qwen3-0.6B --local-dir qwen3`, then `partita import qwen3`."),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0202": Code("ignored targets counted", "An `accuracy` counts targets that each `cross_entropy` of the same targets ignores. No logits are right for these, so it is too low.", "`accuracy(logits, targets, over = vocab, ignore = -1)`; or `weights =`, if only some of them are to count."),

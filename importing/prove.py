@@ -44,13 +44,16 @@ DROP = re.compile(r"drop(_\d+)?")  # the constants that are rates of dropout
 
 @frozen
 class Proof:
-    """At which sizes a file was compared, how far it is off, and where. `tensors`: the number of gradients."""
+    """At which sizes a file was compared, how far it is off, and where. `tensors`: the number of gradients; `buffers`:
+    of those that a step changes.
+    """
 
     sizes: tuple[tuple[int, ...], ...]
     error: float
     worst: str
     tensors: int
     rounding: float
+    buffers: int
 
     @property
     def holds(self) -> bool:
@@ -89,7 +92,9 @@ def prove(
             if off >= error:
                 error, worst = off, place
             rounding = max(rounding, own)
-    return Proof(tuple(tuple(each.values()) for each in sizes), error, worst, tensors, rounding)
+    return Proof(
+        tuple(tuple(each.values()) for each in sizes), error, worst, tensors, rounding, len(imported.graph.updates)
+    )
 
 
 # ------------------------------------------------------------ sizes and numbers
@@ -216,7 +221,10 @@ class _Undropped(TorchFunctionMode):
         if "dropout" in name:
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
-            args, kwargs["dropout_p"] = (*args[:4], *args[5:]) if len(args) <= 5 else args, 0.0
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs["dropout_p"] = 0.0
         return function(*args, **kwargs)
 
 
@@ -330,12 +338,8 @@ def _compared(
     )
     made = outputs(spec, ours, batch)
     for (name, output), (value, result) in zip(made.items(), theirs, strict=True):
-        off.append(
-            (
-                _off(_as_theirs(name, output, spec, imported.program.file.axes.of(value), result), result),
-                f"output `{name}`",
-            )
-        )
+        dims = imported.program.file.axes.of(value)
+        off.append((_off(_as_theirs(name, output, spec, dims, result), result), f"output `{name}`"))
     return (*max(off), rounding, len(gradients))
 
 

@@ -20,6 +20,7 @@ KINDS = {
     "E09": "Planning",
     "E10": "Use of trained models",
     "E11": "Machines",
+    "E12": "Import of modules",
     "W": "Warnings",
 }
 
