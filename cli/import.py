@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,10 @@ from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.load import load_text
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from partita.dsl.names.correspondence import Theirs
     from partita.dsl.spec import Spec
-    from partita.importing.from_torch import Example
     from partita.importing.imported import Imported
     from partita.importing.prove import Proof
 
@@ -79,27 +82,26 @@ def _of_python(arguments: argparse.Namespace) -> None:
     example = example_of(module, inputs, arguments.loss)
     file = written(example, arguments.name, dict(arguments.axes), _tell)
     proof = proven(example, file, _tell)
-    _deliver(arguments, example, file, f"equal to the module: {proof_text(file, proof)}")
+    _deliver(arguments, example.module, file, f"equal to the module: {proof_text(file, proof)}")
 
 
 def _of_config(arguments: argparse.Namespace) -> None:
     """Import a model of transformers."""
     from partita.importing.from_torch import proven, written
-    from partita.importing.pretrained import differing, pretrained
+    from partita.importing.pretrained import differing, pretrained, whole
 
     for option in ("example", "loss"):
         if getattr(arguments, option) is not None:
             raise UsageError(f"--{option} is for a module of Python, MODULE:FUNCTION")
     model = pretrained(arguments.source)
     name, axes = arguments.name or model.name, dict(arguments.axes)
-    file = written(model.whole, name, axes, _tell)
+    few = written(model.few, name, axes, _tell)
     small = written(model.small, name, axes, _tell)
-    proof = proven(model.small, small, _tell)
-    if (other := differing(file, small)) is not None:
+    if (other := differing(few, small)) is not None:
         raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
-    _deliver(
-        arguments, model.whole, file, f"equal to the module at a small size ({model.sizes}): {proof_text(small, proof)}"
-    )
+    proof = proven(model.small, small, _tell)
+    equal = f"equal to the module at small sizes, {model.sizes}: {proof_text(small, proof)}"
+    _deliver(arguments, model.whole, whole(model, few), equal)
 
 
 def _tell(line: str) -> None:
@@ -137,12 +139,12 @@ def _made(name: str) -> Any:
 # ------------------------------------------------------------ what is said
 
 
-def _deliver(arguments: argparse.Namespace, example: Example, file: Imported, equal: str) -> None:
+def _deliver(arguments: argparse.Namespace, module: nn.Module, file: Imported, equal: str) -> None:
     path = _target(arguments.output or file.program.model.name)
     _check_free(path)
     with writing(printable(str(path))):
         path.write_text(file.text, encoding="utf-8")
-    print(f"{printable(str(path))}: {summary(example, file)}")
+    print(f"{printable(str(path))}: {summary(module, file)}")
     print(equal)
 
 
@@ -156,12 +158,12 @@ def _check_free(path: Path) -> None:
         raise UsageError(f"{printable(str(path))} already exists, and is left unchanged")
 
 
-def summary(example: Example, file: Imported) -> str:
+def summary(module: nn.Module, file: Imported) -> str:
     """`3 blocks, 28 layers, 596.0 M parameters; weights `hf` for 310 tensors`."""
     theirs = list(_spec(file).weights[NAMES].tensors())
-    trained = {name for name, _ in example.module.named_parameters(remove_duplicate=False)}
+    trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     parameters = sum(prod(each.shape) for each in theirs if trained & {*each.names})
-    blocks, layers = file.text.count("\nblock "), _layers(file)
+    blocks, layers = file.text.count("\nblock "), _layers(theirs)
     parts = [_counted(blocks, "block"), _counted(layers, "layer"), f"{count_text(parameters)} parameters"]
     return f"{', '.join(each for each in parts if each)}; weights `{NAMES}` for {_counted(len(theirs), 'tensor')}"
 
@@ -175,10 +177,10 @@ def proof_text(file: Imported, proof: Proof) -> str:
     return f"{listed} and {_counted(proof.tensors, 'gradient')} within {proof.error:.0e} in f64, at {sizes}"
 
 
-def _layers(file: Imported) -> int:
-    """How many layers the repeats of a model have."""
-    calls = [each for several in file.program.model.calls.values() for each in several]
-    return sum(len(iteration.scopes) for each in calls if isinstance(each, list) for iteration in each)
+def _layers(theirs: Sequence[Theirs]) -> int:
+    """How many layers there are: modules of lists of modules, as names number them."""
+    numbered = (re.match(r"(.*?)\.(\d+)\.", name) for each in theirs for name in each.names[:1])
+    return len({found.groups() for found in numbered if found is not None})
 
 
 def _spec(file: Imported) -> Spec:

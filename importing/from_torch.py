@@ -92,8 +92,7 @@ def example_of(module: object, inputs: object, loss: str | None = None) -> Examp
 def _try(example: Example) -> None:
     """Call the module, so that what fails without us is said as what it is."""
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), quiet():
             deepcopy(example.module)(**example.inputs)
     except Refused:
         raise
@@ -114,12 +113,22 @@ def failed(what: str, error: BaseException) -> Refused:
 
 
 @contextmanager
-def _refusals(code: str) -> Iterator[None]:
-    """Makes diagnostics of what the importer refuses, and of its own defects; within, torch says nothing."""
+def quiet() -> Iterator[None]:
+    """Within it, torch and transformers warn of nothing, and log nothing."""
     logging.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _refusals(code: str) -> Iterator[None]:
+    """Makes diagnostics of what the importer refuses, and of its own defects."""
+    try:
+        with quiet():
             yield
     except NotUnderstood as error:
         raise refuse(code, shown(str(error))) from error
@@ -130,5 +139,3 @@ def _refusals(code: str) -> Iterator[None]:
         place = f"{at.filename.rsplit('/', 1)[-1]}:{at.lineno}"
         message = f"the importer failed: {type(error).__name__}: {error} ({place})"
         raise refuse(code, shown(message), help="please report it with the module") from error
-    finally:
-        logging.disable(logging.NOTSET)

@@ -1,32 +1,34 @@
-"""Models of transformers: a config.json makes the module as it is, without memory for parameters, and a small one.
+"""Models of transformers: a config.json makes modules without memory for parameters, and a small one for the proof.
 
-The file is written of the first, and the proof is of the second: of few layers and small widths, but with all kinds of
-layers, and with sequences longer than any window.
+The file is written of a module as wide as the whole and with all kinds of layers, but few of them, and its repeats are
+then as long as those of the whole: all names and shapes of weights must be the module's. The proof is of a small module
+of as many layers, whose file must be the same but for numbers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from itertools import chain, combinations
 from types import MethodType
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.dsl.diagnostic import refuse, shown
-from partita.importing.from_torch import Example
+from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.dsl.load import load_text
+from partita.dsl.spec import Spec
+from partita.importing.from_torch import Example, quiet
 from partita.importing.imported import Imported
+from partita.importing.rows import in_rows
 
-BATCH, SMALL_BATCH = 8, 2
-SEQUENCE, SMALL_SEQUENCE = 1024, 10
-STORED = 1 << 14  # elements; of larger parameters only one row has memory
+BATCH, SEQUENCE = 8, 1024  # of the file
+EXAMPLE = 2, 10  # what is exported, where there is no window
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 
@@ -63,11 +65,16 @@ AUTO = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION"
 
 @frozen(eq=False)
 class Pretrained:
-    """A model of a config, and a small one of the same kind, of these `sizes`."""
+    """The modules of a config: the `whole`, one with `few` layers, and a `small` one of these `sizes`. `length` is of
+    the sequences of the file, and `more` how many iterations of a repeat it has more than that of few layers.
+    """
 
     name: str
-    whole: Example
+    whole: nn.Module
+    few: Example
     small: Example
+    length: int
+    more: int
     sizes: str
 
 
@@ -77,24 +84,26 @@ def pretrained(source: str) -> Pretrained:
     """
     if find_spec("transformers") is None:
         raise ImportError("models of transformers need it: pip install transformers", name="transformers")
-    config = _config(source)
-    kind, task = _class_of(config, source)
-    small = _reduced(config)
-    try:
-        with _unstored():
-            whole = _example(kind, config, task, BATCH, _length(config))
-        little = _example(kind, small, task, SMALL_BATCH, SMALL_SEQUENCE + _window(small))
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        message = f"{kind.__name__} cannot be made from {shown(source)}: {type(error).__name__}: {lines[0]}"
-        raise refuse("E1205", message) from error
-    layers = next((value for key, value in small.to_dict().items() if key in LAYERS), 0)
-    return Pretrained(
-        config.model_type,
-        whole,
-        little,
-        f"{layers} layers, {sum(p.numel() for p in little.module.parameters()):,} parameters",
-    )
+    with quiet():
+        config = _config(source)
+        kind, task = _class_of(config, source)
+        try:
+            fewer = _fewer(config.to_dict())
+            shallow = _with(config, fewer.settings)
+            with in_rows():
+                whole, few = _made(kind, config), _made(kind, shallow)
+            _begin_alike(few, whole)
+            small = _reduced(shallow)
+            little = _made(kind, small)
+            examples = [_example(module, task) for module in (few, little)]
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            message = f"{kind.__name__} cannot be made from {shown(source)}: {type(error).__name__}: {lines[0]}"
+            raise refuse("E1205", message) from error
+    layers = next((value for key, value in small.to_dict().items() if key in LAYERS), None)
+    parameters = sum(each.numel() for each in little.parameters())
+    sizes = f"{parameters:,} parameters" if layers is None else f"{layers} layers, {parameters:,} parameters"
+    return Pretrained(config.model_type, whole, *examples, _length(config), fewer.more, sizes)
 
 
 def _config(source: str) -> Any:
@@ -135,10 +144,15 @@ def _class_of(config: Any, source: str) -> tuple[Any, Task]:
     raise refuse("E1205", f"{shown(source)} is {shown(what)}, and there are {known}")
 
 
-def _example(kind: Any, config: Any, task: Task, batch: int, length: int) -> Example:
-    """A model that takes the inputs of the file, and computes its loss; targets are what logits are compared with."""
+def _made(kind: Any, config: Any) -> nn.Module:
     module: nn.Module = kind._from_config(config, dtype=torch.float32).train()
+    return module
+
+
+def _example(module: Any, task: Task) -> Example:
+    """A model that takes the inputs of the file, and computes its loss; targets are what logits are compared with."""
     inner: Callable[..., Any] = type(module).forward
+    config, (batch, length) = module.config, EXAMPLE
 
     def forward(self: nn.Module, **given: Tensor) -> dict[str, Tensor]:
         own = {argument: given[name] for name, argument in task.arguments.items()}
@@ -148,16 +162,14 @@ def _example(kind: Any, config: Any, task: Task, batch: int, length: int) -> Exa
 
     vars(module)["forward"] = MethodType(forward, module)
     generator = torch.Generator().manual_seed(0)
-    inputs: dict[str, Tensor] = {}
     if "image" in task.arguments:
         side = getattr(config, "image_size", 32)
         rows, columns = side if isinstance(side, list | tuple) else (side, side)
-        inputs["image"] = torch.randn((batch, config.num_channels, rows, columns), generator=generator)
-        inputs["label"] = torch.randint(0, config.num_labels, (batch,), generator=generator)
-        return Example(module, inputs)
+        image = torch.randn((batch, config.num_channels, rows, columns), generator=generator)
+        return Example(module, {"image": image, "label": torch.randint(0, config.num_labels, (batch,))})
+    inputs = {}
     for name in (*task.arguments, task.targets):
-        longer = 3 if name == "source" else 0
-        shape = (batch, length + longer)
+        shape = (batch, length + _window(config) + (3 if name == "source" else 0))
         inputs[name] = torch.randint(0, config.get_text_config().vocab_size, shape, generator=generator)
     return Example(module, inputs)
 
@@ -174,6 +186,49 @@ def _length(config: Any) -> int:
     window = _window(config)
     length = SEQUENCE if window < SEQUENCE else window + SEQUENCE
     return min([length, *(each for each in positions if each > 0)])
+
+
+def _begin_alike(few: nn.Module, whole: nn.Module) -> None:
+    """Let parameters begin as those of the whole do, where that depends on the number of layers."""
+    theirs = dict(whole.named_parameters())
+    for name, each in few.named_parameters():
+        if name in theirs and theirs[name].shape == each.shape:
+            each.data = theirs[name].data
+
+
+def whole(model: Pretrained, few: Imported) -> Imported:
+    """The file of all layers, given that of few, for batches that one would train with. Raises Refused (E1202) if its
+    weights are not those of the module.
+    """
+    axes, text = few.program.file.axes.sizes, few.text
+    for name, size in (("batch", BATCH), ("seq", model.length)):
+        text = re.sub(rf"(?<![\w.]){name} = {axes.get(name)}\b", f"{name} = {size}", text, count=1)
+    repeats = {each: n for each, n in few.program.file.constants.items() if re.fullmatch(r"layers(_\d+)?", each)}
+    for changed in chain.from_iterable(combinations(repeats, count) for count in range(len(repeats) + 1)):
+        longer = text
+        for name in changed:
+            number = int(repeats[name])
+            longer = longer.replace(f" {name} = {number}", f" {name} = {number + model.more}", 1)
+        if _has_weights_of(longer, few.text, model):
+            return evolve(few, text=longer)
+    raise refuse("E1202", f"layers of {model.name} cannot be said as repeats of its first ones")
+
+
+def _has_weights_of(text: str, before: str, model: Pretrained) -> bool:
+    """Whether a file has all weights of the whole module, in their shapes, if that of few layers has all of its."""
+    shapes = {name: tuple(each.shape) for name, each in model.whole.state_dict().items()}
+    found, few = (
+        {each.names[0]: each.shape for each in _spec(each).weights["hf"].tensors()} for each in (text, before)
+    )
+    counts = [len(list(each.parameters())) for each in (model.whole, model.few.module)]
+    return found.items() <= shapes.items() and len(found) - len(few) == counts[0] - counts[1]
+
+
+def _spec(text: str) -> Spec:
+    spec, diagnostics = load_text(text, "model.par")
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec
 
 
 # ------------------------------------------------------------ a small configuration
@@ -209,58 +264,56 @@ SMALL: Mapping[str, int] = {
 SCALED = ("short_factor", "long_factor")  # a number for each frequency
 
 
-def _reduced(config: Any) -> Any:
-    """A small configuration of the same kind: all kinds of layers, the same ratios where they matter."""
-    values = {**config.to_dict()}
-    small = {key: min(value, SMALL[key]) for key, value in values.items() if key in SMALL and isinstance(value, int)}
-    for key in (each for each in MOST_HEADS if isinstance(values.get(each), int)):
-        several = values[key] == next(values[each] for each in MOST_HEADS if each in values)
-        small[key] = min(values[key], HEADS if several else HEADS // 2)
-    if "qk_rope_head_dim" in values:
-        small |= {"head_dim": SMALL["qk_rope_head_dim"], "qk_head_dim": 12}
-    if isinstance(values.get("hidden_sizes"), list):
-        small["hidden_sizes"] = [16 * (i + 1) for i in range(len(values["hidden_sizes"]))]
-        small["depths"] = [min(each, 2) for each in values["depths"]]
-    if isinstance(values.get("patch_size"), int):
-        small |= {"patch_size": 4, "image_size": 12}
-    small |= _fewer_layers(values)
-    for key in (each for each in values if each.endswith("_token_id") and isinstance(values[each], int)):
-        small[key] = min(values[key], small.get("vocab_size", values[key] + 1) - 1)
-    rope = values.get("rope_parameters") or {}
-    if any(key in rope for key in SCALED):
-        small["rope_parameters"] = {k: v[: KEY // 2] if k in SCALED else v for k, v in rope.items()}
-    return type(config).from_dict(values | small)
+@frozen
+class Layers:
+    """Settings of fewer layers, and how many iterations of a repeat the whole has more."""
+
+    settings: Mapping[str, Any]
+    more: int = 0
 
 
-def _fewer_layers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of fewer layers: the first of another kind, a whole period of those that alternate, and what is left of
-    one at the end.
-    """
+def _fewer(values: Mapping[str, Any]) -> Layers:
+    """Fewer layers: the first, if they are of another kind, and some periods of those that alternate."""
     counts = {key: values[key] for key in LAYERS if isinstance(values.get(key), int)}
     count = max(counts.values(), default=0)
     lists = {key: value for key, value in values.items() if isinstance(value, list) and len(value) == count > 0}
     dense = values.get("first_k_dense_replace") or 0
     kinds = [(i < dense, *(str(each[i]) for each in lists.values())) for i in range(count)]
-    first, period = (
-        next(
-            (first, period)
-            for first in range(count + 1)
-            for period in range(1, count - first + 1)
-            if (
-                all(kinds[i] == kinds[i - period] for i in range(first + period, count)) and 2 * period <= count - first
-            )
-            or first + period >= count
-        )
-        if count
-        else (0, 1)
-    )
-    before = min(first, 2)
-    kept = before + (3 if period == 1 else 2 if period == 2 else 1) * period + (count - first) % period
-    if kept >= count:
-        return {}
-    small: dict[str, Any] = dict.fromkeys(counts, kept)
-    small |= {key: value[first - before :][:kept] for key, value in lists.items()}
-    return small | ({"first_k_dense_replace": before} if dense else {})
+    for first in range(count):
+        for period in range(1, (count - first) // 2 + 1):
+            # Another number than of the first, which are a repeat of their own.
+            kept = first + (next(n for n in (3, 4) if n != first) if period == 1 else 2) * period
+            alternate = all(kinds[i] == kinds[i - period] for i in range(first + period, count))
+            if alternate and kept < count and min(counts.values()) == count:
+                kept += (count - first) % period
+                shorter = {key: value[:kept] for key, value in lists.items()}
+                return Layers(dict.fromkeys(counts, kept) | shorter, (count - kept) // period)
+    return Layers({})
+
+
+def _reduced(config: Any) -> Any:
+    """A small configuration of the same kind: all kinds of layers, the same ratios where they matter."""
+    values = config.to_dict()
+    small = {key: min(value, SMALL[key]) for key, value in values.items() if key in SMALL and isinstance(value, int)}
+    heads = [key for key in MOST_HEADS if isinstance(values.get(key), int)]
+    for key in heads:
+        small[key] = min(values[key], HEADS if values[key] == values[heads[0]] else HEADS // 2)
+    if "qk_rope_head_dim" in values:
+        small |= {"head_dim": SMALL["qk_rope_head_dim"], "qk_head_dim": 12}
+    if isinstance(values.get("hidden_sizes"), list):
+        small["hidden_sizes"] = [16 * (i + 1) for i in range(len(values["hidden_sizes"]))]
+    if isinstance(values.get("patch_size"), int):
+        small |= {"patch_size": 4, "image_size": 12}
+    for key in (each for each in values if each.endswith("_token_id") and isinstance(values[each], int)):
+        small[key] = min(values[key], small.get("vocab_size", values[key] + 1) - 1)
+    rope = values.get("rope_parameters") or {}
+    if any(key in rope for key in SCALED):
+        small["rope_parameters"] = {k: v[: KEY // 2] if k in SCALED else v for k, v in rope.items()}
+    return _with(config, small)
+
+
+def _with(config: Any, settings: Mapping[str, Any]) -> Any:
+    return type(config).from_dict({**config.to_dict(), **settings})
 
 
 def differing(whole: Imported, small: Imported) -> str | None:
@@ -275,45 +328,3 @@ def _skeleton(text: str) -> list[str]:
     body = re.sub(r"\A(axis|const) .*?\n\n(const .*?\n\n)?", "", text, flags=re.DOTALL)
     words = re.sub(r"(?<![\w.])\d[\d_.]*(e-?\d+)?", "#", " ".join(body.split()))
     return re.split(r"(?= (?:let|param|loss|output|block|model|return|repeat) )", words)
-
-
-# ------------------------------------------------------------ without memory
-
-
-class _InRows(TorchDispatchMode):
-    """Within it, what changes a tensor of equal rows in place changes one row: parameters begin as they should."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function.overloadpacket.__name__.endswith("_"):
-            function(stored(args[0]), *args[1:], **(kwargs or {}))
-            return args[0]
-        return function(*args, **(kwargs or {}))
-
-
-def stored(tensor: Tensor) -> Tensor:
-    """The part of a tensor that has memory of its own; the tensor itself if all of it has."""
-    if all(stride or size <= 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return tensor
-    return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
-
-
-@contextmanager
-def _unstored() -> Iterator[None]:
-    """Within it, large parameters of modules have the memory of one row."""
-    register = nn.Module.register_parameter
-
-    def without_memory(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and param.numel() > STORED and stored(param) is param:
-            longest = max(range(param.dim()), key=lambda dim: param.shape[dim])
-            row = torch.zeros([size if dim == longest else 1 for dim, size in enumerate(param.shape)])
-            param = nn.Parameter(row.expand(param.shape), requires_grad=param.requires_grad)
-        register(self, name, param)
-
-    nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
-    try:
-        with _InRows():
-            yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]

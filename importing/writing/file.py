@@ -11,6 +11,7 @@ import torch
 from partita.importing.axes import Axes
 from partita.importing.factors import Solver, place_of
 from partita.importing.graph import Value
+from partita.importing.rows import stored
 from partita.importing.said import number_text
 from partita.importing.writing.body import Body
 from partita.importing.writing.names import called
@@ -98,7 +99,7 @@ class File:
         source = value.args["of"] if value.op == "part" else value
         key = place_of(source)
         alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
-        every = torch.cat([each.flatten().double() for each in alike or [source.args["data"]]])
+        every = torch.cat([stored(each).flatten().double() for each in alike or [source.args["data"]]])
         if every.device.type == "meta" or bool((every == every[0]).all()):
             first = 0.0 if every.device.type == "meta" else float(every[0])
             return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")
