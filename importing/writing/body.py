@@ -44,6 +44,7 @@ class Body:
     calls: dict[str, list[Body | list[Body]]] = Factory(dict)  # by path element
     taken: set[str] = Factory(set)
     outputs: list[str] = Factory(list)
+    shared: dict[str, tuple[str, str]] = Factory(dict)  # modules that are called several times → name, and block
 
     def lookup(self, value: Value) -> Said | None:
         """What stands for a value here: a repeat also reads what is around it."""
@@ -62,6 +63,8 @@ class Body:
     def is_free(self, name: str) -> bool:
         """Whether nothing is called so here, nor around a repeat."""
         for body in self.around():
+            if any(name == own for own, _ in body.shared.values()):
+                return False
             if name in body.bound or name in body.taken or any(name == each.name for each in body.parameters.values()):
                 return False
         return True
@@ -71,7 +74,8 @@ class Body:
         groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
         for each in self.parameters.values():
             groups.setdefault((each.keyword, each.axes, each.initial), []).append(each.name)
-        return [
+        shares = [f"share {name} = {block}" for name, block in self.shared.values()]
+        return shares + [
             f"{keyword} {', '.join(names)}: [{', '.join(axes)}] ~ {initial}"
             for (keyword, axes, initial), names in groups.items()
         ]

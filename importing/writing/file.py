@@ -147,12 +147,17 @@ class File:
 
     def block(self, wanted: str, head: str, inner: Body, body: Body) -> str:
         """A call of a block with this text; the name of the block."""
+        name = self.defined(wanted, head, inner)
+        before = body.calls.setdefault(name, [])
+        before.append(inner)
+        inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
+        return name
+
+    def defined(self, wanted: str, head: str, inner: Body) -> str:
+        """The name of a block with this text."""
         text = f"({head}) {{\n{inner.text}\n}}"
         name, count = wanted, 2
         while self.blocks.get(name, text) != text or name in self.axes.sizes:
             name, count = f"{wanted}_{'abcdefghijklmnop'[count - 1]}", count + 1
         self.blocks[name] = text
-        before = body.calls.setdefault(name, [])
-        before.append(inner)
-        inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
         return name

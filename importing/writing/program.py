@@ -177,13 +177,16 @@ class Program:
         """Whether a call is one of a block: of a class that is used several times and has parameters of its own."""
         if scope.is_torch or scope.number is not None or len(self.tree.kinds[scope.call.kind]) < 2:
             return False
-        if any(child.number is not None and not child.is_torch for child in scope.children):
+        if len(self.tree.same(scope)) < 2 and any(
+            child.number is not None and not child.is_torch for child in scope.children
+        ):
             return False
         parameters = {each for value in scope.values for each in value.inputs if base(each).op in ("parameter", "part")}
         return len(scope.values) > 2 and bool(parameters)
 
     def _call(self, scope: Scope, body: Body) -> None:
-        inputs, outputs = self.tree.inputs_of(scope), self.tree.outputs_of(scope)
+        calls = self._sharing(scope)
+        inputs, outputs = self.tree.inputs_of(scope, calls), self.tree.outputs_of(scope)
         inner = Body("block", [scope], body)
         outer = Writer(self.file, body)
         heads, given = [], []
@@ -201,7 +204,11 @@ class Program:
         if len(texts) == 1 and inner.lines and inner.lines[-1].startswith(f"let {texts[0]} = "):
             texts = [inner.lines.pop().removeprefix(f"let {texts[0]} = ")]
         inner.lines.append(f"return {', '.join(texts)}")
-        name = self.file.block(snake(scope.kind, self.roots), ", ".join(heads), inner, body)
+        wanted, head = snake(scope.kind, self.roots), ", ".join(heads)
+        if calls:
+            name = self._shared(scope, wanted, head, inner, body)
+        else:
+            name = self.file.block(wanted, head, inner, body)
         text = call(name, *given)
         if len(outputs) == 1:
             (made,) = outputs
@@ -217,6 +224,35 @@ class Program:
             self._name(chosen, each, said, body)
             names.append(chosen)
         body.lines.append(f"let {', '.join(names)} = {text}")
+
+    def _sharing(self, scope: Scope) -> list[Scope]:
+        """All calls of a module that is called several times in one body."""
+        calls = self.tree.same(scope)
+        owners = {
+            next((s for s in each.around() if s is not each and self._is_own(s)), self.tree.root) for each in calls
+        }
+        return calls if len(calls) > 1 and len(owners) == 1 else []
+
+    def _is_own(self, scope: Scope) -> bool:
+        """Whether a call has a body of its own."""
+        return self._is_block(scope) or (scope.number is not None and not scope.is_torch)
+
+    def _shared(self, scope: Scope, wanted: str, head: str, inner: Body, body: Body) -> str:
+        """The name of a module whose calls share parameters."""
+        block = self.file.defined(wanted, head, inner)
+        known = body.shared.get(scope.path)
+        if known is not None:
+            if known[1] != block:
+                raise NotUnderstood(f"calls of `{scope.path}` differ, which share their parameters")
+            return known[0]
+        path = scope.path.split(".")
+        usual = valid("_".join(path[-2:]) if path[-1].isdigit() else path[-1])
+        taken = (*self.file.blocks, *self.file.axes.sizes)
+        name = next(n for n in (usual, *(f"{usual}_{k}" for k in range(2, 99))) if n not in taken and body.is_free(n))
+        body.shared[scope.path] = name, block
+        inner.name = name
+        body.calls[name] = [inner]
+        return name
 
     def _memory_order(self, said: Said) -> Names:
         ordered = [name for dim in said.dims for name in dim if name in said.axes]
@@ -449,7 +485,8 @@ class Program:
 
     def _is_used(self, name: str) -> bool:
         others = [text for other, text in self.file.blocks.items() if other != name]
-        return any(re.search(rf"\b{name}\(", text) for text in (*others, self.model.text))
+        called = re.compile(rf"\b{name}\(|share \w+ = {name}\b")
+        return any(called.search(text) for text in (*others, self.model.text))
 
     def _input(self, name: str, value: Value, body: Body) -> str:
         """An input's declaration. Merged axes are split, and of an axis of size 1 the one element is taken."""

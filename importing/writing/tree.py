@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from attrs import Factory, define
@@ -118,16 +118,23 @@ class Tree:
         """Whether the module returns a value, or a view of it."""
         return any(each is value or base(each) is value for each in self.outputs)
 
-    def inputs_of(self, scope: Scope) -> list[Value]:
-        """What a call reads of what is made outside of it: values, and parameters that others read, too."""
+    def same(self, scope: Scope) -> list[Scope]:
+        """All calls of a module."""
+        return [each for each in self.kinds[scope.call.kind] if each.path == scope.path]
+
+    def inputs_of(self, scope: Scope, shared: Sequence[Scope] = ()) -> list[Value]:
+        """What a call reads of what is made outside of it: values, and parameters that others read than calls of the
+        same module which share them.
+        """
         inside = set(scope.values)
+        sharing = inside.union(*(each.values for each in shared))
         found: dict[Value, None] = {}
         for value in scope.values:
             for each in made_of(value):
                 if each in inside or each in found:
                     continue
                 own = each.op in ("parameter", "part", "buffer")
-                if own and all(reader in inside for reader in self.readers(each)):
+                if own and all(reader in sharing for reader in self.readers(each)):
                     continue
                 found[each] = None
         return list(found)
