@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from traceback import extract_tb
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import TreeSpec
 
 from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
+from partita.importing.substitutes import exported
 
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
 FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
@@ -29,12 +30,8 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     """The graph of a module's `forward` with these keyword arguments. Raises NotUnderstood where it cannot be exported:
     a branch that depends on data, for instance.
     """
-    configuration = getattr(module, "config", None)
-    if hasattr(module, "set_experts_implementation") and getattr(configuration, "_experts_implementation", None):
-        choose = cast("Any", module).set_experts_implementation
-        choose("batched_mm")  # that which does not sort
     try:
-        program = torch.export.export(module, (), kwargs=dict(inputs), strict=False).run_decompositions({})
+        program = exported(module, inputs).run_decompositions({})
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
     return _Capturing(program).captured()

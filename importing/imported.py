@@ -101,7 +101,7 @@ def _folded(value: Value) -> Value | None:
 
 
 def _along_one(value: Value) -> Value | None:
-    """Integers that differ along one dimension at most, repeated along the others."""
+    """Integers that are a progression along one dimension, repeated along the others."""
     elements = value.constant
     if elements is None:
         return None
@@ -109,7 +109,8 @@ def _along_one(value: Value) -> Value | None:
         first = elements
         for other in range(value.rank):
             first = first if other == dim else first.narrow(other, 0, 1)
-        if bool((elements == first).all()):
+        steps = first.flatten().diff()
+        if bool((elements == first).all()) and bool((steps == steps[:1]).all()):
             made = value.make("constant", tuple(first.shape), name="")
             made.constant = first
             return expanded(value, made, value.shape)

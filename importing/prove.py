@@ -28,6 +28,7 @@ from partita.dsl.spec import Spec
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
 from partita.importing.patterns.scalings import Scaling, scalings
+from partita.importing.substitutes import exported
 from partita.importing.writing.names import valid
 from partita.importing.writing.tree import base
 from partita.runtime.checkpoint.foreign import seen_as_ours, seen_as_theirs
@@ -240,7 +241,7 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     """
     scaled = scalings(module)
     with _Undropped():
-        program = torch.export.export(module, (), kwargs=dict(inputs), strict=False)
+        program = exported(module, inputs)
     graph: nn.Module = program.module(check_guards=False)
     for inner in graph.modules():
         if not isinstance(inner, torch.fx.GraphModule):

@@ -208,6 +208,65 @@ def _conv(value: Value, a: Arguments) -> Value:
     return pointwise(value, "add", made, viewed(bias, bias, (1, bias.shape[0], *(1,) * (x.rank - 2))))
 
 
+@aten("conv_transpose2d.input", "conv_transpose1d.default")
+def _conv_transpose(value: Value, a: Arguments) -> Value:
+    """A convolution of the image with zeros between its places, by the kernel turned around."""
+    x, kernel, bias = a["input"], a["weight"], a["bias"]
+    stride, padding, dilation = (list(a[name]) for name in ("stride", "padding", "dilation"))
+    more = list(a["output_padding"])
+    count = x.rank - 2
+    if int(a["groups"]) != 1 or any(each != 1 for each in dilation):
+        raise value.refuse("a transposed convolution in groups, or with holes")
+    sizes = kernel.shape[2:]
+    if list(sizes) == stride and not any(padding) and not any(more):
+        made = _unfolded(value, x, kernel)
+    else:
+        for i, step in enumerate(stride):
+            x = _spread(value, x, 2 + i, step)
+        turned = permuted(kernel, kernel, [1, 0, *range(2, kernel.rank)])
+        for dim in range(2, kernel.rank):
+            turned = kernel.make("along", turned.shape, function="flip", x=turned, dim=dim)
+        around = [size - 1 - each for size, each in zip(sizes, padding, strict=True)]
+        if any(each < 0 for each in around):
+            raise value.refuse("a transposed convolution that cuts off more than its kernel")
+        wide = [size + 2 * pad - own + 1 for size, pad, own in zip(x.shape[2:], around, sizes, strict=True)]
+        options = {"stride": [1] * count, "padding": around, "dilation": dilation, "groups": 1}
+        made = value.make("conv", (*value.shape[:2], *wide), x=x, kernel=turned, **options)
+        for i in range(count):
+            made = sliced(value, made, 2 + i, 0, value.shape[2 + i])
+    if bias is None:
+        return made
+    return pointwise(value, "add", made, viewed(bias, bias, (1, bias.shape[0], *(1,) * count)))
+
+
+def _unfolded(value: Value, x: Value, kernel: Value) -> Value:
+    """A transposed convolution whose windows do not overlap: a product for each place of the kernel."""
+    count = x.rank - 2
+    places, window = "pqr"[:count], "stu"[:count]
+    out = "bo" + "".join(p + w for p, w in zip(places, window, strict=True))
+    return viewed(value, einsum(value, [f"bi{places}", f"io{window}"], out, x, kernel))
+
+
+def _spread(value: Value, x: Value, dim: int, step: int) -> Value:
+    """A dimension with zeros behind each element."""
+    if step == 1:
+        return x
+    apart = viewed(value, x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
+    zeros = value.make("constant", (*x.shape[: dim + 1], step - 1, *x.shape[dim + 1 :]), x.dtype, name="")
+    zeros.constant = torch.zeros(zeros.shape, dtype=x.dtype)
+    shape = (*x.shape[: dim + 1], step, *x.shape[dim + 1 :])
+    spread = value.make("concat", shape, x.dtype, xs=[apart, zeros], dim=dim + 1)
+    return viewed(value, spread, (*x.shape[:dim], x.shape[dim] * step, *x.shape[dim + 1 :]))
+
+
+@aten("pixel_shuffle.default")
+def _pixel_shuffle(value: Value, a: Arguments) -> Value:
+    x, factor = a["self"], int(a["upscale_factor"])
+    batch, channels, height, width = x.shape
+    split = viewed(value, x, (batch, channels // factor**2, factor, factor, height, width))
+    return viewed(value, permuted(value, split, [0, 1, 4, 2, 5, 3]))
+
+
 @aten("max_pool2d.default", "avg_pool2d.default", "max_pool1d.default", "avg_pool1d.default")
 def _pool(value: Value, a: Arguments) -> Value:
     x, size = a["self"], a["kernel_size"]

@@ -246,6 +246,16 @@ def _masked_fill(value: Value, a: Arguments) -> Value:
     return pointwise(value, "where", mask, fill, x)
 
 
+@aten("tril.default", "triu.default")
+def _triangle(value: Value, a: Arguments) -> Value:
+    """Elements below or above a diagonal, and zeros."""
+    x, diagonal = a["self"], int(a["diagonal"])
+    mask = value.make("constant", x.shape[-2:], torch.bool, name="")
+    whole = torch.ones(x.shape[-2:], dtype=torch.bool)
+    mask.constant = whole.tril(diagonal) if value.op.startswith("tril") else whole.triu(diagonal)
+    return pointwise(value, "where", mask, x, 0)
+
+
 @aten("lerp.Scalar")
 def _lerp(value: Value, a: Arguments) -> Value:
     start, end, weight = a["self"], a["end"], a["weight"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from partita.importing.graph import Value
 from partita.importing.normal.arguments import Arguments, aten
 from partita.importing.normal.pointwise import pointwise
@@ -55,6 +57,23 @@ def _vector_norm(value: Value, a: Arguments) -> Value:
         raise value.refuse(f"a norm of order {power}")
     squares = x.make("pointwise", function="multiply", xs=[x, x])
     return pointwise(value, "sqrt", reduced(value, "sum", squares, dims, bool(a["keepdim"])))
+
+
+@aten("cosine_similarity.default")
+def _cosine(value: Value, a: Arguments) -> Value:
+    x, y = a["x1"], a["x2"]
+    dim, eps = a.dim(rank=max(x.rank, y.rank)), float(a["eps"])
+
+    def of(function: str, *xs: Any) -> Value:
+        shape = max((each.shape for each in xs if isinstance(each, Value)), key=len)
+        return value.make("pointwise", shape, function=function, xs=list(xs))
+
+    lengths = [
+        of("maximum", of("sqrt", reduced(value, "sum", of("multiply", each, each), [dim], False)), eps)
+        for each in (x, y)
+    ]
+    product = reduced(value, "sum", of("multiply", x, y), [dim], False)
+    return pointwise(value, "divide", product, pointwise(value, "multiply", *lengths))
 
 
 @aten("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default", "cumsum.default")

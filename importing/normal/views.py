@@ -290,7 +290,10 @@ def _flip(value: Value, a: Arguments) -> Value:
 @aten("roll.default")
 def _roll(value: Value, a: Arguments) -> Value:
     x: Value = a["self"]
-    for dim, by in zip(a["dims"], a["shifts"], strict=True):
+    dims = a["dims"] or list(range(x.rank))
+    if not a["dims"] and x.rank != 1:
+        raise value.refuse("`roll` of elements over all dimensions")
+    for dim, by in zip(dims, a["shifts"], strict=True):
         x = value.make("roll", x.shape, x.dtype, x=x, dim=int(dim) % x.rank, by=int(by))
     return x
 

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
 from partita.importing.patterns.constants import band_of
-from partita.importing.said import AND, CALL, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.said import AND, CALL, NOT, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
 from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
@@ -215,24 +215,42 @@ class Writer:
             text = _progression(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
-        if (
-            elements is not None
-            and elements.dtype == torch.bool
-            and len(long) == 2
-            and all(len(names[i]) == 1 for i in long)
-        ):
-            band = band_of(elements.reshape([value.shape[i] for i in long]))
-            if band is not None:
-                (row,), (column,) = names[long[0]], names[long[1]]
-                if row == column:
-                    column = self.second(column)
-                    dims = tuple((column,) if i == long[1] else each for i, each in enumerate(names))
-                return Said(_behind(row, column, *band), dims, (row, column), AND, "bool")
+        if elements is not None and len(long) == 2 and all(len(names[i]) == 1 for i in long):
+            said = self._band(value, elements.reshape([value.shape[i] for i in long]), long)
+            if said is not None:
+                return said
         saved = self.file.saved(value)
         if saved is not None:
             return self._declare(saved, value)
         shape = list(value.shape)
         raise value.refuse(f"a constant {shape} of unknown formula")
+
+    def _band(self, value: Value, table: torch.Tensor, long: Sequence[int]) -> Said | None:
+        """A table of two numbers, one of which stands where rows are behind columns by so much."""
+        numbers = sorted(set(table.flatten().tolist()))
+        if len(numbers) != 2:
+            return None
+        high = table == numbers[1]
+        band, other = band_of(high), band_of(~high)
+        found = band if band is not None else other
+        if found is None:
+            return None
+        dims = list(self.names_of(value))
+        (row,), (column,) = dims[long[0]], dims[long[1]]
+        if row == column:
+            column = self.second(column)
+            dims[long[1]] = (column,)
+        text, axes = _behind(row, column, *found), (row, column)
+        inside, outside = (float(numbers[i]) for i in ((1, 0) if band is not None else (0, 1)))
+        if table.dtype == torch.bool:
+            text, binds = (text, AND) if band is not None else (f"not ({text})", NOT)
+            return Said(text, tuple(dims), axes, binds, "bool")
+        dtype = self.dtype_of(value)
+        text = call("cast", text, dtype)
+        if (inside, outside) == (1, 0):
+            return Said(text, tuple(dims), axes, dtype=dtype)
+        text = f"{text} * {number_text(inside - outside)}" + (f" + {number_text(outside)}" if outside else "")
+        return Said(text, tuple(dims), axes, SUM, dtype)
 
     # ------------------------------------------------------------ parameters
 
