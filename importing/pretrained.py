@@ -209,7 +209,7 @@ def whole(model: Pretrained, few: Imported) -> Imported:
         for name in changed:
             number = int(repeats[name])
             longer = longer.replace(f" {name} = {number}", f" {name} = {number + model.more}", 1)
-        if _has_weights_of(longer, few.text, model):
+        if not model.more or _has_weights_of(longer, few.text, model):
             return evolve(few, text=longer)
     raise refuse("E1202", f"layers of {model.name} cannot be said as repeats of its first ones")
 

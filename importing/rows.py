@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LARGE = 1 << 14  # elements
+HUGE = 1 << 28  # of a tensor that is never there as a whole
 
 
 @contextmanager
@@ -19,10 +20,8 @@ def in_rows() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def without_memory(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and param.numel() > LARGE and stored(param) is param:
-            longest = max(range(param.dim()), key=lambda dim: param.shape[dim])
-            row = torch.zeros([size if dim == longest else 1 for dim, size in enumerate(param.shape)])
-            param = nn.Parameter(row.expand(param.shape), requires_grad=param.requires_grad)
+        if param is not None and param.numel() > LARGE and param.dim() > 1 and stored(param) is param:
+            param = nn.Parameter(_rows(param.shape), requires_grad=param.requires_grad)
         register(self, name, param)
 
     nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
@@ -35,8 +34,19 @@ def in_rows() -> Iterator[None]:
 
 def stored(tensor: Tensor) -> Tensor:
     """The part of a tensor that has memory of its own; the tensor itself if all of it has."""
-    strides = [stride or size <= 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-    return tensor if all(strides) else tensor[tuple(slice(None) if each else slice(1) for each in strides)]
+    part = _part(tensor)
+    return tensor if part is None else tensor[part]
+
+
+def _part(tensor: Tensor) -> tuple[slice, ...] | None:
+    own = [stride > 0 or size <= 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    return None if all(own) else tuple(slice(None) if each else slice(1) for each in own)
+
+
+def _rows(shape: torch.Size) -> Tensor:
+    """Zeros: of a table each row is one number, so that what is said of one row is said of no other."""
+    long = 0 if len(shape) == 2 else max(range(len(shape)), key=lambda dim: shape[dim])
+    return torch.zeros([size if dim == long else 1 for dim, size in enumerate(shape)]).expand(shape)
 
 
 class _InRows(TorchDispatchMode):
@@ -45,7 +55,12 @@ class _InRows(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function.overloadpacket.__name__.endswith("_"):
-            function(stored(args[0]), *args[1:], **(kwargs or {}))
-            return args[0]
-        return function(*args, **(kwargs or {}))
+        name, kwargs = function.overloadpacket.__name__, kwargs or {}
+        if name == "empty" and torch.Size(args[0]).numel() > HUGE:
+            return _rows(torch.Size(args[0]))
+        part = _part(args[0]) if name.endswith("_") else None
+        if part is None:
+            return function(*args, **kwargs)
+        shape = args[0].shape
+        function(*(each[part] if isinstance(each, Tensor) and each.shape == shape else each for each in args), **kwargs)
+        return args[0]
