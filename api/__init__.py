@@ -28,7 +28,7 @@ from partita.dsl.version import __version__ as __version__
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from partita.compiler.planner.search import Plan
     from partita.compiler.report.summary import Summary
@@ -42,6 +42,7 @@ __all__ = [
     "Refused",
     "check",
     "compile",
+    "from_torch",
     "load",
     "load_model",
     "outputs",
@@ -188,6 +189,36 @@ def outputs(
     from partita.runtime.outputs import outputs as outputs_of
 
     return outputs_of(load(path, *overrides), parameters, inputs, names)
+
+
+@called_from_python
+def from_torch(
+    module: nn.Module,
+    example_inputs: Mapping[str, Tensor],
+    loss: str | None = None,
+    axes: Mapping[str, Sequence[str]] | None = None,
+    name: str | None = None,
+    prove: bool = True,
+) -> str:
+    """The text of a `.par` file that computes what a module computes, as `partita import` writes it.
+
+    `example_inputs` are keyword arguments of `forward`, with at least two rows; their sizes are those of the file. Of a
+    module that returns outputs alone, `loss` is `cross_entropy(logits, targets)`, `mse(a, b)` or
+    `binary_cross_entropy(logits, targets)`, of keys of what it returns and of inputs. `axes` names the axes of inputs,
+    `{"tokens": ["batch", "seq"]}`, and `name` the model. Unless `prove` is False, the file is compared with the module:
+    loss, outputs, every gradient, and buffers after a step, in f64 at several sizes.
+
+    Raises Refused for a module that cannot be called, is not understood, or is not equal to its file (E1201 to E1204).
+    """
+    _require("from_torch")
+    from partita.importing.from_torch import example_of, file_of, proven
+
+    prove = flag("prove", prove)
+    example = example_of(module, example_inputs, loss)
+    file = file_of(example, name, axes)
+    if prove:
+        proven(example, file)
+    return file.text
 
 
 def _require(function: str) -> None:

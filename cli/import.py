@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _of_python(arguments: argparse.Namespace) -> None:
     """Import a module that a function returns."""
-    from partita.importing.from_torch import example_of, proven, written
+    from partita.importing.from_torch import example_of, file_of, proven
 
     if arguments.example is None:
         raise UsageError(
@@ -80,14 +80,14 @@ def _of_python(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{printable(repr(arguments.example))} is not of the form MODULE:FUNCTION")
     module, inputs = _made(arguments.source), _made(arguments.example)
     example = example_of(module, inputs, arguments.loss)
-    file = written(example, arguments.name, dict(arguments.axes), _tell)
+    file = file_of(example, arguments.name, dict(arguments.axes), _tell)
     proof = proven(example, file, _tell)
     _deliver(arguments, example.module, file, f"equal to the module: {proof_text(file, proof)}")
 
 
 def _of_config(arguments: argparse.Namespace) -> None:
     """Import a model of transformers."""
-    from partita.importing.from_torch import proven, written
+    from partita.importing.from_torch import file_of, proven
     from partita.importing.pretrained import differing, pretrained, whole
 
     for option in ("example", "loss"):
@@ -95,8 +95,8 @@ def _of_config(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{option} is for a module of Python, MODULE:FUNCTION")
     model = pretrained(arguments.source)
     name, axes = arguments.name or model.name, dict(arguments.axes)
-    few = written(model.few, name, axes, _tell)
-    small = written(model.small, name, axes, _tell)
+    few = file_of(model.few, name, axes, _tell)
+    small = file_of(model.small, name, axes, _tell)
     if (other := differing(few, small)) is not None:
         raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
     proof = proven(model.small, small, _tell)

@@ -13,6 +13,7 @@ from traceback import extract_tb
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.importing.graph import NotUnderstood
@@ -32,7 +33,7 @@ class Example:
     inputs: Mapping[str, Tensor]
 
 
-def written(
+def file_of(
     example: Example,
     name: str | None = None,
     axes: Mapping[str, Sequence[str]] | None = None,
@@ -82,22 +83,19 @@ def example_of(module: object, inputs: object, loss: str | None = None) -> Examp
     if loss is not None:
         module = with_loss(module, inputs, loss)
     elif strange:
-        help = "of a module that returns outputs alone, say the loss: `cross_entropy(logits, targets)`"
+        help = 'of a module that returns outputs alone, say the loss: `--loss "cross_entropy(logits, targets)"`'
         raise refuse("E1201", f"`forward` of the module takes no `{shown(strange[0])}`", help=help)
-    example = Example(module, inputs)
-    _try(example)
-    return example
-
-
-def _try(example: Example) -> None:
-    """Call the module, so that what fails without us is said as what it is."""
     try:
         with torch.no_grad(), quiet():
-            deepcopy(example.module)(**example.inputs)
+            results = tree_leaves(deepcopy(module)(**inputs))
     except Refused:
         raise
     except Exception as error:
         raise failed("the module cannot be called with the example inputs", error) from error
+    if not any(isinstance(each, Tensor) and not each.dim() and each.is_floating_point() for each in results):
+        help = '`--loss "cross_entropy(logits, targets)"` computes one of what it returns and of example inputs'
+        raise refuse("E1201", "the module returns no loss", help=help)
+    return Example(module, inputs)
 
 
 def failed(what: str, error: BaseException) -> Refused:

@@ -88,11 +88,13 @@ def _value(name: str, index: int | None, result: Any, given: Mapping[str, Tensor
     if name in given and index is None:
         return given[name]
     if isinstance(result, Mapping):
-        if isinstance(result.get(name), Tensor):
-            return result[name]
+        found = result.get(name)
+        if isinstance(found, Tensor):
+            return found
         known = [f"`{each}`" for each in (*result, *given)]
         raise refuse("E1204", f"the loss names `{name}`, which is neither returned nor an input: {', '.join(known)}")
-    if index is None or not isinstance(result, list | tuple) or not 0 <= index < len(result):
+    each = result[index] if isinstance(result, list | tuple) and index is not None and index < len(result) else None
+    if not isinstance(each, Tensor):
         message = f"the loss names `{name}`, and the module returns a {type(result).__name__}"
         raise refuse("E1204", message, help="of a tuple, `outputs[0]` is the first; of a dictionary, a key names one")
-    return result[index]
+    return each

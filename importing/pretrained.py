@@ -28,7 +28,8 @@ from partita.importing.imported import Imported
 from partita.importing.rows import in_rows
 
 BATCH, SEQUENCE = 8, 1024  # of the file
-EXAMPLE = 2, 10  # what is exported, where there is no window
+EXAMPLE = 2, 10  # what is exported, beyond a window
+WINDOW = 6  # of attention, in what is exported
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 
@@ -66,7 +67,8 @@ AUTO = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION"
 @frozen(eq=False)
 class Pretrained:
     """The modules of a config: the `whole`, one with `few` layers, and a `small` one of these `sizes`. `length` is of
-    the sequences of the file, and `more` how many iterations of a repeat it has more than that of few layers.
+    the sequences of the file, `more` how many iterations of a repeat it has more than that of few layers, and `window`
+    that of its attention, or 0.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Pretrained:
     small: Example
     length: int
     more: int
+    window: int
     sizes: str
 
 
@@ -89,13 +92,15 @@ def pretrained(source: str) -> Pretrained:
         kind, task = _class_of(config, source)
         try:
             fewer = _fewer(config.to_dict())
-            shallow = _with(config, fewer.settings)
+            windows = {key: size for key, size in config.to_dict().items() if key in WINDOWS and isinstance(size, int)}
+            narrow = _with(config, dict.fromkeys(windows, WINDOW))
+            shallow = _with(narrow, fewer.settings)
             with in_rows():
-                whole, few = _made(kind, config), _made(kind, shallow)
+                whole, few = _made(kind, config), _made(kind, narrow if fewer.more is None else shallow)
             _begin_alike(few, whole)
             small = _reduced(shallow)
             little = _made(kind, small)
-            examples = [_example(module, task) for module in (few, little)]
+            examples = _example(few, task), _example(little, task)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             message = f"{kind.__name__} cannot be made from {shown(source)}: {type(error).__name__}: {lines[0]}"
@@ -103,13 +108,14 @@ def pretrained(source: str) -> Pretrained:
     layers = next((value for key, value in small.to_dict().items() if key in LAYERS), None)
     parameters = sum(each.numel() for each in little.parameters())
     sizes = f"{parameters:,} parameters" if layers is None else f"{layers} layers, {parameters:,} parameters"
-    return Pretrained(config.model_type, whole, *examples, _length(config), fewer.more, sizes)
+    return Pretrained(
+        config.model_type, whole, *examples, _length(config), fewer.more or 0, max(windows.values(), default=0), sizes
+    )
 
 
 def _config(source: str) -> Any:
     import transformers
 
-    transformers.logging.set_verbosity_error()
     if source.endswith(".json") and not os.path.isfile(source):
         raise refuse("E1205", f"there is no file {shown(source)}")
     if os.path.isdir(source) and not os.path.isfile(os.path.join(source, "config.json")):
@@ -176,7 +182,7 @@ def _example(module: Any, task: Task) -> Example:
 
 def _window(config: Any) -> int:
     values = config.get_text_config().to_dict()
-    return max((values[key] for key in WINDOWS if isinstance(values.get(key), int)), default=0)
+    return max((int(values[key]) for key in WINDOWS if isinstance(values.get(key), int)), default=0)
 
 
 def _length(config: Any) -> int:
@@ -184,8 +190,7 @@ def _length(config: Any) -> int:
     values = config.get_text_config().to_dict()
     positions = [values[key] for key in ("max_position_embeddings", "n_positions") if isinstance(values.get(key), int)]
     window = _window(config)
-    length = SEQUENCE if window < SEQUENCE else window + SEQUENCE
-    return min([length, *(each for each in positions if each > 0)])
+    return min([SEQUENCE if window < SEQUENCE else window + SEQUENCE, *(int(each) for each in positions if each > 0)])
 
 
 def _begin_alike(few: nn.Module, whole: nn.Module) -> None:
@@ -203,6 +208,7 @@ def whole(model: Pretrained, few: Imported) -> Imported:
     axes, text = few.program.file.axes.sizes, few.text
     for name, size in (("batch", BATCH), ("seq", model.length)):
         text = re.sub(rf"(?<![\w.]){name} = {axes.get(name)}\b", f"{name} = {size}", text, count=1)
+    text = re.sub(rf"\bwindow = {WINDOW}\b", f"window = {model.window}", text)
     repeats = {each: n for each, n in few.program.file.constants.items() if re.fullmatch(r"layers(_\d+)?", each)}
     for changed in chain.from_iterable(combinations(repeats, count) for count in range(len(repeats) + 1)):
         longer = text
@@ -259,17 +265,16 @@ SMALL: Mapping[str, int] = {
     **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "n_group"), 2),
     **{"topk_group": 1, "vocab_size": 61, "embedding_size": 8, "image_size": 32},
     **{"q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
-    **dict.fromkeys(WINDOWS, 6),
 }
 SCALED = ("short_factor", "long_factor")  # a number for each frequency
 
 
 @frozen
 class Layers:
-    """Settings of fewer layers, and how many iterations of a repeat the whole has more."""
+    """Settings of fewer layers; and how many iterations of a repeat the whole has more, where that is all."""
 
     settings: Mapping[str, Any]
-    more: int = 0
+    more: int | None = None
 
 
 def _fewer(values: Mapping[str, Any]) -> Layers:
@@ -285,19 +290,25 @@ def _fewer(values: Mapping[str, Any]) -> Layers:
             kept = first + (next(n for n in (3, 4) if n != first) if period == 1 else 2) * period
             alternate = all(kinds[i] == kinds[i - period] for i in range(first + period, count))
             if alternate and kept < count and min(counts.values()) == count:
-                kept += (count - first) % period
-                shorter = {key: value[:kept] for key, value in lists.items()}
-                return Layers(dict.fromkeys(counts, kept) | shorter, (count - kept) // period)
+                # What is left of a period follows the repeat, and has the numbers of its layers in the names of weights.
+                rest = (count - first) % period
+                shorter = {key: value[: kept + rest] for key, value in lists.items()}
+                settings = dict.fromkeys(counts, kept + rest) | shorter
+                return Layers(settings, None if rest else (count - kept) // period)
     return Layers({})
 
 
 def _reduced(config: Any) -> Any:
     """A small configuration of the same kind: all kinds of layers, the same ratios where they matter."""
     values = config.to_dict()
-    small = {key: min(value, SMALL[key]) for key, value in values.items() if key in SMALL and isinstance(value, int)}
+    small: dict[str, Any] = {
+        key: min(value, SMALL[key]) for key, value in values.items() if key in SMALL and isinstance(value, int)
+    }
     heads = [key for key in MOST_HEADS if isinstance(values.get(key), int)]
     for key in heads:
         small[key] = min(values[key], HEADS if values[key] == values[heads[0]] else HEADS // 2)
+    if values.get("query_pre_attn_scalar") == values.get("head_dim"):
+        small["query_pre_attn_scalar"] = KEY
     if "qk_rope_head_dim" in values:
         small |= {"head_dim": SMALL["qk_rope_head_dim"], "qk_head_dim": 12}
     if isinstance(values.get("hidden_sizes"), list):

@@ -26,7 +26,7 @@ def in_rows() -> Iterator[None]:
 
     nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
     try:
-        with _InRows():
+        with _InRows():  # type: ignore[no-untyped-call]
             yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ def _rows(shape: torch.Size) -> Tensor:
     return torch.zeros([size if dim == long else 1 for dim, size in enumerate(shape)]).expand(shape)
 
 
-class _InRows(TorchDispatchMode):
+class _InRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, what changes a tensor of equal rows in place changes one row."""
 
     def __torch_dispatch__(

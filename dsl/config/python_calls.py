@@ -26,6 +26,7 @@ WORDS = {
     r"--allow-python\b": "allow_python=True",
     r"`--run-dir (?:'([^']*)'|([^`']+))`": r'`run_dir="\1\2"`',
     r"`?--run-dir\b`?": "`run_dir`",
+    r"`--loss \"([^\"]*)\"`": r'`loss="\1"`',
     r"`(train\.steps=\d+)`": r'`"\1"`',
     r"--devices (\d+)": r"devices=\1",
     r"--within (\d+)": r"within=\1",
