@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,10 @@ from partita.importing.losses import with_loss
 from partita.importing.prove import Proof, prove
 
 MOST_LINES = 4
-LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ", "/importing/", "/cli/import.py", "/importlib/")
+HOUSE = os.path.dirname(os.path.dirname(__file__))
+# Files whose lines are not the user's.
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "/importlib/", "<frozen ")
+OURS = (os.path.join(HOUSE, "importing", ""), os.path.join(HOUSE, "cli", "import.py"))
 
 
 @frozen(eq=False)
@@ -104,7 +108,7 @@ def failed(what: str, error: BaseException) -> Refused:
     frames = [
         shown(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
         for frame in extract_tb(error.__traceback__)
-        if not any(each in frame.filename for each in LIBRARIES) and "/torch/" not in frame.filename
+        if not any(each in frame.filename for each in LIBRARIES) and not frame.filename.startswith(OURS)
     ]
     reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return refuse("E1201", what, notes=[*frames[-MOST_LINES:], shown(reason), *map(shown, lines[1:MOST_LINES])])

@@ -290,7 +290,7 @@ def _fewer(values: Mapping[str, Any]) -> Layers:
             kept = first + (next(n for n in (3, 4) if n != first) if period == 1 else 2) * period
             alternate = all(kinds[i] == kinds[i - period] for i in range(first + period, count))
             if alternate and kept < count and min(counts.values()) == count:
-                # What is left of a period follows the repeat, and has the numbers of its layers in the names of weights.
+                # What is left of a period follows the repeat, and its weights have numbers of layers in their names.
                 rest = (count - first) % period
                 shorter = {key: value[: kept + rest] for key, value in lists.items()}
                 settings = dict.fromkeys(counts, kept + rest) | shorter
@@ -338,4 +338,5 @@ def differing(whole: Imported, small: Imported) -> str | None:
 def _skeleton(text: str) -> list[str]:
     body = re.sub(r"\A(axis|const) .*?\n\n(const .*?\n\n)?", "", text, flags=re.DOTALL)
     words = re.sub(r"(?<![\w.])\d[\d_.]*(e-?\d+)?", "#", " ".join(body.split()))
+    words = re.sub(r"\blayers(_\d+)?\b", "layers", words)
     return re.split(r"(?= (?:let|param|loss|output|block|model|return|repeat) )", words)

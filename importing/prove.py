@@ -71,7 +71,7 @@ def prove(
     """Compare a file with its module. Raises NotUnderstood at the first sizes where they differ."""
     free = free_axes(imported)
     sizes: list[dict[str, int]] = []
-    error, worst, rounding, tensors = 0.0, "", 0.0, 0
+    error, worst, rounding, tensors, buffers = 0.0, "", 0.0, 0, 0
     module = deepcopy(module)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.par"
@@ -87,15 +87,13 @@ def prove(
             sizes.append(chosen)
             at = ", ".join(f"{axis} = {size}" for axis, size in chosen.items())
             told(f"comparing at {at}")
-            off, place, own, tensors = _compared(module, given, imported, path, chosen)
+            off, place, own, tensors, buffers = _compared(module, given, imported, path, chosen)
             if off > TOLERANCE or off != off or own > ROUNDING:
                 raise NotUnderstood(f"the file is off {off:.1g} at {at}, first at {place}")
             if off >= error:
                 error, worst = off, place
             rounding = max(rounding, own)
-    return Proof(
-        tuple(tuple(each.values()) for each in sizes), error, worst, tensors, rounding, len(imported.graph.updates)
-    )
+    return Proof(tuple(tuple(each.values()) for each in sizes), error, worst, tensors, rounding, buffers)
 
 
 # ------------------------------------------------------------ sizes and numbers
@@ -298,8 +296,10 @@ def _returned(result: Any) -> list[Tensor]:
 
 def _compared(
     module: nn.Module, inputs: Mapping[str, Tensor], imported: Imported, path: Path, sizes: Mapping[str, int]
-) -> tuple[float, str, float, int]:
-    """How far the file is off the graph in f64, and where; how far the module is; and the number of gradients."""
+) -> tuple[float, str, float, int, int]:
+    """How far the file is off the graph in f64, and where; how far the module is; and the numbers of gradients,
+    and of buffers that a step changes.
+    """
     rough = _called(module, inputs)
     graph = exact(deepcopy(module), inputs)
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
@@ -341,7 +341,8 @@ def _compared(
     for (name, output), (value, result) in zip(made.items(), theirs, strict=True):
         dims = imported.program.file.axes.of(value)
         off.append((_off(_as_theirs(name, output, spec, dims, result), result), f"output `{name}`"))
-    return (*max(off), rounding, len(gradients))
+    changed = sum(not torch.equal(each, ours[name]) for name, each in after.items())
+    return (*max(off), rounding, len(gradients), changed)
 
 
 def _state(graph: nn.Module) -> dict[str, Tensor]:
