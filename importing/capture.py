@@ -128,7 +128,9 @@ class _Capturing:
         if name in REGIONS:
             at = next(i for i, each in enumerate(args) if isinstance(each, torch.fx.GraphModule))
             inner = [each for each in args[at].graph.nodes if each.op == "placeholder"]
-            return self._walk(args[at], dict(zip(inner, args[at + 1 :], strict=True)), place)
+            made = self._walk(args[at], dict(zip(inner, args[at + 1 :], strict=True)), place)
+            stopped = name == REGIONS[0] and args[0] is False
+            return [self._stopped(each, place) for each in made] if stopped else made
         if target is operator.getitem:
             if isinstance(args[0], list | tuple):
                 return args[0][args[1]]
@@ -152,6 +154,14 @@ class _Capturing:
             value.constant = result if isinstance(result, Tensor) else None
             value.results = None if isinstance(result, Tensor) else result
         return value
+
+    def _stopped(self, value: Any, place: Place) -> Any:
+        """What is computed without gradients."""
+        if not isinstance(value, Value) or not value.is_float or value.constant is not None:
+            return value
+        return self._value(
+            "stop_gradient", {"x": value}, torch.empty(value.shape, dtype=value.dtype, device="meta"), place
+        )
 
     def _value(self, op: str, args: dict[str, Any], meta: Any, place: Place) -> Value:
         self.position += 1

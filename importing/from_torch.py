@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from traceback import extract_tb
 
 import torch
@@ -20,7 +19,7 @@ from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.importing.graph import NotUnderstood
 from partita.importing.imported import Imported, imported
 from partita.importing.losses import with_loss
-from partita.importing.prove import Proof, prove
+from partita.importing.prove import Proof, prove, restored
 
 MOST_LINES = 4
 HOUSE = os.path.dirname(os.path.dirname(__file__))
@@ -90,8 +89,8 @@ def example_of(module: object, inputs: object, loss: str | None = None) -> Examp
         help = 'of a module that returns outputs alone, say the loss: `--loss "cross_entropy(logits, targets)"`'
         raise refuse("E1201", f"`forward` of the module takes no `{shown(strange[0])}`", help=help)
     try:
-        with torch.no_grad(), quiet():
-            results = tree_leaves(deepcopy(module)(**inputs))
+        with torch.no_grad(), quiet(), restored(module):
+            results = tree_leaves(module(**inputs))
     except Refused:
         raise
     except Exception as error:

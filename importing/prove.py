@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
+from partita.importing.patterns.constants import progression_of
 from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.substitutes import exported
 from partita.importing.writing.names import valid
@@ -72,8 +74,7 @@ def prove(
     free = free_axes(imported)
     sizes: list[dict[str, int]] = []
     error, worst, rounding, tensors, buffers = 0.0, "", 0.0, 0, 0
-    module = deepcopy(module)
-    with tempfile.TemporaryDirectory() as folder:
+    with restored(module), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.par"
         path.write_text(imported.text)
         for number, candidates in enumerate(variants(imported, free)):
@@ -94,6 +95,21 @@ def prove(
                 error, worst = off, place
             rounding = max(rounding, own)
     return Proof(tuple(tuple(each.values()) for each in sizes), error, worst, tensors, rounding, buffers)
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """A module is as before at the end. It is not copied: a function that it keeps may be bound to it."""
+    tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for each, before in tensors:
+                each.copy_(before)
+        for part, training in modes:
+            part.training = training
 
 
 # ------------------------------------------------------------ sizes and numbers
@@ -229,8 +245,8 @@ class _Undropped(TorchFunctionMode):
 
 def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """What a module returns; its buffers stay as they are."""
-    with torch.no_grad(), _Undropped():
-        return _returned(deepcopy(module)(**inputs))
+    with torch.no_grad(), _Undropped(), restored(module):
+        return _returned(module(**inputs))
 
 
 def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
@@ -240,7 +256,7 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     scaled = scalings(module)
     with _Undropped():
         program = exported(module, inputs)
-    graph: nn.Module = program.module(check_guards=False)
+    graph: nn.Module = deepcopy(program.module(check_guards=False))  # whose parameters are the module's
     for inner in graph.modules():
         if not isinstance(inner, torch.fx.GraphModule):
             continue
@@ -264,6 +280,17 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     return graph
 
 
+@contextmanager
+def _in_f64() -> Iterator[None]:
+    """What a graph makes of integers is in f64."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
 def _wider(x: object) -> object:
     return torch.float64 if x is torch.float32 else x
 
@@ -280,6 +307,9 @@ def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tens
         made = ratio ** (-torch.arange(count, dtype=torch.float64) / count)
         if torch.allclose(made, tensor, rtol=1e-5):
             return made
+    line = progression_of(tensor) if tensor.dim() == 1 else None
+    if line is not None:
+        return line
     if tensor.dim() == 2 and min(tensor.shape) > 1:
         for inverse, function in ((torch.acos, torch.cos), (torch.asin, torch.sin)):
             positions, count = tensor.shape
@@ -301,10 +331,11 @@ def _compared(
     and of buffers that a step changes.
     """
     rough = _called(module, inputs)
-    graph = exact(deepcopy(module), inputs)
+    graph = exact(module, inputs)
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
     before = _state(graph)
-    results = _returned(graph(**wide))
+    with _in_f64():
+        results = _returned(graph(**wide))
     loss = next(each for each in results if not each.dim() and each.is_floating_point())
     torch.autograd.backward(loss)
     rounding = max(_off(a, b.detach()) for a, b in zip(rough, results, strict=True))
@@ -330,7 +361,8 @@ def _compared(
     off += [(_off(each, after[name]), f"`{name}` after a step") for name, each in kept.items() if name not in gradients]
 
     if imported.graph.updates:  # outputs are those of evaluation
-        evaluated = exact(deepcopy(module).eval(), inputs)
+        with restored(module):
+            evaluated = exact(module.eval(), inputs)
         results = _returned(evaluated(**wide))
     theirs = (
         (value, result.detach())

@@ -36,11 +36,11 @@ class Said:
             if old != new
         }
         text, binds = self.text, self.binds
-        for old, new in names.items():
-            if text == f"iota({old})":
-                text = f"iota({new})"
-            elif old in self.axes:
-                text, binds = f"rename({text}, {old} -> {new})", CALL
+        arrows = [f"{old} -> {new}" for old, new in names.items() if old in self.axes]
+        if len(names) == 1 and text == f"iota({next(iter(names))})":
+            text = f"iota({next(iter(names.values()))})"
+        elif arrows:
+            text, binds = call("rename", text, *arrows), CALL
         axes = tuple(names.get(name, name) for name in self.axes)
         return evolve(self, text=text, dims=tuple(map(tuple, dims)), axes=axes, binds=binds)
 

@@ -325,6 +325,11 @@ def _upsample(value: Value, a: Arguments) -> Value:
 def _cross_entropy(value: Value, a: Arguments) -> Value:
     x, targets, reduction = a["self"], a["target"], a["reduction"]
     ignore, smoothing = int(a["ignore_index"]), float(a["label_smoothing"])
+    weight = a["weight"]
+    if weight is not None:
+        if smoothing or reduction != 1:
+            raise value.refuse("class weights with label smoothing, or of a loss that is not a mean")
+        return _weighted(value, x, targets, weight, ignore)
     if reduction != 1:
         if smoothing:
             raise value.refuse("label smoothing of a loss that is not a mean")
@@ -334,6 +339,17 @@ def _cross_entropy(value: Value, a: Arguments) -> Value:
             else _summed(value, x, targets, ignore)
         )
     return value.make("cross_entropy", x=x, targets=targets, ignore=ignore, smoothing=smoothing)
+
+
+def _weighted(value: Value, x: Value, targets: Value, weight: Value, ignore: int) -> Value:
+    """The mean of losses, weighted by the class of their targets."""
+    if ignore >= 0:
+        raise value.refuse("class weights with targets that are ignored")
+    each = value.make("token_nll", targets.shape, x=x, targets=targets, ignore=ignore)
+    own = value.make("embedding", targets.shape, table=weight, ids=targets, padding=None)
+    dims = list(range(targets.rank))
+    total = reduced(value, "sum", each.make("pointwise", function="multiply", xs=[each, own]), dims, False)
+    return pointwise(value, "divide", total, reduced(value, "sum", own, dims, False))
 
 
 def _summed(value: Value, x: Value, targets: Value, ignore: int) -> Value:
@@ -352,22 +368,35 @@ def _nll(value: Value, a: Arguments) -> Value:
 @aten("mse_loss.default", "l1_loss.default", "smooth_l1_loss.default", "huber_loss.default")
 def _distance(value: Value, a: Arguments) -> Value:
     x, y, reduction = a["self"], a["target"], a["reduction"]
-    if value.op == "mse_loss.default" and reduction == 1 and x.shape == y.shape:
+    if value.op == "mse_loss.default" and reduction == 1 and x.shape == y.shape and number(x) is None is number(y):
         return value.make("mse", a=x, b=y)
     off = x.make("pointwise", function="subtract", xs=[x, y])
     if value.op == "mse_loss.default":
         each = off.make("pointwise", function="multiply", xs=[off, off])
-    elif value.op == "l1_loss.default":
-        each = off.make("pointwise", function="abs", xs=[off])
     else:
-        raise value.refuse(f"`{value.op.partition('.')[0]}`")
+        each = off.make("pointwise", function="abs", xs=[off])
+    if value.op in ("smooth_l1_loss.default", "huber_loss.default"):
+        # A parabola up to `bend`, and a line behind it; smooth_l1 is a Huber loss divided by it.
+        smooth = value.op.startswith("smooth")
+        bend = float(a["beta" if smooth else "delta"])
+
+        def of(function: str, *xs: object) -> Value:
+            made: Value = off.make("pointwise", function=function, xs=list(xs))
+            return made
+
+        parabola = of("multiply", of("multiply", off, off), 0.5 / (bend if smooth else 1))
+        line = of("multiply", of("subtract", each, 0.5 * bend), 1.0 if smooth else bend)
+        flags = off.make("pointwise", off.shape, torch.bool, function="less", xs=[each, bend])
+        each = of("where", flags, parabola, line)
     return _reduction(value, each, reduction)
 
 
 @aten("binary_cross_entropy_with_logits.default")
 def _binary(value: Value, a: Arguments) -> Value:
     x, y, reduction = a["self"], a["target"], a["reduction"]
-    if reduction == 1 and x.shape == y.shape:
+    if a["weight"] is not None or a["pos_weight"] is not None:
+        raise value.refuse("weights of a binary cross entropy")
+    if reduction == 1 and x.shape == y.shape and number(y) is None:
         return value.make("binary_cross_entropy", x=x, targets=y)
     each = x.make(
         "pointwise",
@@ -381,6 +410,44 @@ def _reduction(value: Value, each: Value, reduction: int) -> Value:
     if reduction == 0:
         return each
     return reduced(value, "mean" if reduction == 1 else "sum", each, list(range(each.rank)), False)
+
+
+@aten("binary_cross_entropy.default")
+def _of_probabilities(value: Value, a: Arguments) -> Value:
+    """Logarithms are at least -100, as torch has them."""
+    p, y, reduction = a["self"], a["target"], a["reduction"]
+    if a["weight"] is not None:
+        raise value.refuse("weights of a binary cross entropy")
+
+    def of(function: str, *xs: object) -> Value:
+        made: Value = p.make("pointwise", p.shape, p.dtype, function=function, xs=list(xs))
+        return made
+
+    one, other = (of("maximum", of("log", each), -100.0) for each in (p, of("subtract", 1.0, p)))
+    total = of("add", of("multiply", y, one), of("multiply", of("subtract", 1.0, y), other))
+    return _reduction(value, of("negate", total), reduction)
+
+
+@aten("_weight_norm.default")
+def _weight_norm(value: Value, a: Arguments) -> Value:
+    """v · g / |v|, of each row."""
+    v, g = a["v"], a["g"]
+    dim = a.dim(rank=v.rank)
+    squares = v.make("pointwise", function="multiply", xs=[v, v])
+    total = reduced(v, "sum", squares, [i for i in range(v.rank) if i != dim], True)
+    length = total.make("pointwise", function="sqrt", xs=[total])
+    return pointwise(value, "multiply", v, g.make("pointwise", g.shape, function="divide", xs=[g, length]))
+
+
+@aten("pairwise_distance.default")
+def _distance_of_pairs(value: Value, a: Arguments) -> Value:
+    x, y, power, eps, keep = a["x1"], a["x2"], a["p"], float(a["eps"]), bool(a["keepdim"])
+    if power != 2:
+        raise value.refuse(f"a distance of order {power}")
+    off = x.make("pointwise", function="subtract", xs=[x, y])
+    off = off.make("pointwise", function="add", xs=[off, eps])
+    squares = off.make("pointwise", function="multiply", xs=[off, off])
+    return pointwise(value, "sqrt", reduced(value, "sum", squares, [x.rank - 1], keep))
 
 
 @aten("constant_pad_nd.default", "pad.default")

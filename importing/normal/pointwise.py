@@ -81,6 +81,10 @@ def _binary(value: Value, a: Arguments) -> Value:
     x, y = a["self"], a["other"]
     if function in LOGIC and x.dtype != torch.bool:
         raise value.refuse(f"`{function}` of bits")
+    if x.dtype == torch.bool and function in ("equal", "not_equal") and number(y) in (0, 1):
+        return (
+            expanded(value, x, value.shape) if (function == "equal") == bool(number(y)) else pointwise(value, "not", x)
+        )
     times = a["alpha"] if "alpha" in value.args else 1
     if times != 1:
         y = y * times if isinstance(y, int | float) else y.make("pointwise", function="multiply", xs=[y, times])
@@ -113,7 +117,9 @@ def _alike(value: Value, x: object, operands: tuple[object, ...]) -> object:
 
 @aten("rsub.Scalar", "rsub.Tensor")
 def _rsub(value: Value, a: Arguments) -> Value:
-    return pointwise(value, "subtract", a["other"], a["self"])
+    x, alpha = a["self"], a["alpha"]
+    x = x if alpha == 1 else x.make("pointwise", function="multiply", xs=[x, alpha])
+    return pointwise(value, "subtract", a["other"], x)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default", "floor_divide.Scalar")

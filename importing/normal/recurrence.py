@@ -22,6 +22,27 @@ def _recurrent(value: Value, a: Arguments, index: int) -> Value:
     biases, layers, rate = bool(a["has_biases"]), int(a["num_layers"]), float(a["dropout"])
     drops, directions = rate if a["train"] else 0.0, 2 if a["bidirectional"] else 1
     time = 1 if a["batch_first"] else 0
+    if a.value.results is None:  # all of its results are those of the same layers
+        a.value.results = _layers(value, x, kind, weights, biases, layers, drops, directions, time)
+    x, last = a.value.results
+    if index == 0:
+        output: Value = x
+        return output
+    return last[0] if len(last) == 1 else value.make("concat", xs=last, dim=0)
+
+
+def _layers(
+    value: Value,
+    x: Value,
+    kind: str,
+    weights: list[Value],
+    biases: bool,
+    layers: int,
+    drops: float,
+    directions: int,
+    time: int,
+) -> tuple[Value, list[Value]]:
+    """The output of the last layer, and the last state of each layer and direction."""
     each = 4 if biases else 2
     last: list[Value] = []
     for layer in range(layers):
@@ -42,7 +63,7 @@ def _recurrent(value: Value, a: Arguments, index: int) -> Value:
             }
             shape = (*x.shape[:-1], own[1].shape[1])
             made.append(value.make("recurrent", shape, x.dtype, **args))
-            end = selected(value, made[-1], time, 0 if direction else x.shape[time] - 1)
+            end = selected(value, made[-1], time, 0 if direction else -1)
             last.append(viewed(value, end, (1, *end.shape)))
         x = made[0]
         if directions == 2:
@@ -50,10 +71,7 @@ def _recurrent(value: Value, a: Arguments, index: int) -> Value:
             x = value.make("concat", wide, x.dtype, xs=made, dim=x.rank - 1)
         if drops and layer + 1 < layers:
             x = value.make("dropout", x.shape, x.dtype, x=x, rate=drops)
-    if index == 0:
-        output: Value = x
-        return output
-    return last[0] if len(last) == 1 else value.make("concat", xs=last, dim=0)
+    return x, last
 
 
 def _parts(weight: Value, count: int) -> list[Value]:

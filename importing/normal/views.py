@@ -8,11 +8,16 @@ from partita.importing.graph import FLOATS, Value
 from partita.importing.normal.arguments import Arguments, aten
 
 
-@aten("alias.default", "clone.default", "contiguous.default", "detach.default", "detach_.default")
-@aten("lift_fresh_copy.default", "positive.default")
+@aten("alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default", "positive.default")
 def _same(value: Value, a: Arguments) -> Value:
     x: Value = a["self"]
     return x
+
+
+@aten("detach.default", "detach_.default")
+def _detach(value: Value, a: Arguments) -> Value:
+    x: Value = a["self"]
+    return value.make("stop_gradient", x=x) if x.is_float and x.constant is None else x
 
 
 @aten("to.dtype", "to.dtype_layout", "to.device", "_to_copy.default", "to.other", "type_as.default")
@@ -113,14 +118,15 @@ def _slice(value: Value, a: Arguments) -> Value:
     x, dim, step = a["self"], a.dim(), int(a["step"])
     a.ignored("end")
     start, size = a["start"] or 0, x.shape[dim]
+    back = start if -size < start < 0 else 0
     start = max(0, start + size) if start < 0 else min(start, size)
     if step != 1:
         return _every(value, x, dim, start, step)
-    return sliced(value, x, dim, start, value.shape[dim])
+    return sliced(value, x, dim, start, value.shape[dim], back)
 
 
-def sliced(value: Value, x: Value, dim: int, start: int, size: int) -> Value:
-    """A part of a dimension."""
+def sliced(value: Value, x: Value, dim: int, start: int, size: int, back: int = 0) -> Value:
+    """A part of a dimension; `back` is where it begins, if that is counted from the end."""
     if size == x.shape[dim]:
         return x
     shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
@@ -130,7 +136,7 @@ def sliced(value: Value, x: Value, dim: int, start: int, size: int) -> Value:
             if before <= start and start + size <= before + each.shape[dim]:
                 return sliced(value, each, dim, start - before, size)
             before += each.shape[dim]
-    made = value.make("slice", shape, x.dtype, x=x, dim=dim, start=start)
+    made = value.make("slice", shape, x.dtype, x=x, dim=dim, start=start, back=back)
     if x.constant is not None:
         made.constant = x.constant.narrow(dim, start, size)
     return made
@@ -151,11 +157,18 @@ def _select(value: Value, a: Arguments) -> Value:
 
 
 def selected(value: Value, x: Value, dim: int, index: int) -> Value:
-    """One element of a dimension, which is gone."""
+    """One element of a dimension, which is gone; before the first are those from the end."""
     shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    back = min(index, 0)
+    index %= x.shape[dim]
     if x.shape[dim] == 1:
         return viewed(value, x, shape)
-    made = value.make("select", shape, x.dtype, x=x, dim=dim, index=index % x.shape[dim])
+    if x.op == "concat" and x.args["dim"] == dim:  # of one of what was put together
+        for each in x.args["xs"]:
+            if index < each.shape[dim]:
+                return selected(value, each, dim, index)
+            index -= each.shape[dim]
+    made = value.make("select", shape, x.dtype, x=x, dim=dim, index=index, back=back)
     if x.constant is not None:
         made.constant = x.constant.select(dim, index)
     return made
@@ -223,12 +236,15 @@ def _top(value: Value, a: Arguments, index: int) -> Value:
 
 def _largest(value: Value, a: Arguments, index: int) -> Value:
     dim, keep = a.dim(), bool(a["keepdim"])
-    if index != 0:
-        raise value.refuse("the places of `max`: write `argmax`")
     x = a["self"]
+    if index != 0:
+        x = x if a.value.op.startswith("max") else x.make("pointwise", function="negate", xs=[x])
     shape = tuple(1 if i == dim else size for i, size in enumerate(x.shape))
     function = "max" if a.value.op.startswith("max") else "min"
-    made = value.make("reduce", shape, x.dtype, function=function, x=x, dims=[dim])
+    if index == 0:
+        made = value.make("reduce", shape, x.dtype, function=function, x=x, dims=[dim])
+    else:
+        made = value.make("arg_max", shape, x=x, dim=dim)
     return made if keep else viewed(value, made)
 
 

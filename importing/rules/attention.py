@@ -58,6 +58,8 @@ def _say_attend(write: Writer, value: Value) -> Said:
         wanted = whole[len(whole) - len(said.dims) :]
         fitted = said.renamed([new if own else () for own, new in zip(said.dims, wanted, strict=True)])
         extra[name] = f"{extra[name]} and {fitted.within(6)}" if name in extra else fitted.text
+    lacking = [name for own in k.dims[:-2] for name in own if name in (*k.axes, *v.axes) and name not in q.axes]
+    q, one_q = write.expanded(q, lacking), write.expanded(one_q, lacking)
     q = one_q if len(q.dims[-2]) > 1 else q
     value_axes = v.dims[-1]
     options = {

@@ -50,12 +50,14 @@ def _say_einsum(write: Writer, value: Value) -> Said:
     two = write.parameter_as(xs[1], two, wanted)
     over = [name for letter in known if letter not in out for name in known[letter]]
     over = [name for name in over if name in one.axes or name in two.axes]
+    one, two = write.of_one_dtype([one, two])
     one, two = (write.expanded(x, [name for name in over if name not in x.axes]) for x in (one, two))
     axes = tuple(dict.fromkeys(name for name in (*one.axes, *two.axes) if name not in over))
     dims_made = tuple(known.get(letter, ()) for letter in out)
     made = Said(call("dot", one.text, two.text, over=listed(over)), dims_made, axes)
     if not over:
         made = write.times(one, two, dims_made)
+    made = evolve(made, dtype=one.dtype)
     # The axis that is gone by now gives its name back.
     for letter, fresh, names in back:
         if letter in out and not set(names) & set(made.axes):

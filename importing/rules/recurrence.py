@@ -34,6 +34,8 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
     x, (seq,) = write.single(write(args["x"]), args["x"], [time])
     (inputs,), (hidden,) = x.dims[-1], write.names_of(value)[-1]
     before = write.second(hidden)
+    same = inputs == hidden  # what it reads has the axis of the state, which a weight cannot have twice
+    inputs = before if same else inputs
     declared = []
 
     def declare(
@@ -57,7 +59,8 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
         return f"dot(p, {u[gate]}, over = {before})" + (f" + {c[gate]}" if c else "")
 
     rest = [name for name in x.axes if name not in (seq, inputs)]
-    lines = [f"let h = zeros([{', '.join([*rest, hidden])}])"]
+    lines = [f"let x = rename(x, {hidden} -> {before})"] if same else []
+    lines += [f"let h = zeros([{', '.join([*rest, hidden])}])"]
     step = [f"let p = rename(h, {hidden} -> {before})"]
     if kind == "lstm":
         lines.append("let c = h")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from partita.importing.factors import Dim, Factor, Solver, factors
@@ -106,15 +108,22 @@ def _say_slice(write: Writer, value: Value) -> Said:
     if old not in x.axes:  # repeated along the dimension: so is every part of it
         return evolve(x, dims=tuple(write.names_of(value)[i] if i == dim else each for i, each in enumerate(x.dims)))
     if size == 1:
-        taken = call("gather", x.text, start, along=old)
+        taken = call("gather", x.text, _place(value, old), along=old)
         axes = tuple(name for name in x.axes if name != old)
         return Said(taken, tuple(() if i == dim else each for i, each in enumerate(x.dims)), axes, dtype=x.dtype)
-    names = write.names_of(value)[dim]
+    others = {name for i, own in enumerate(x.dims) if i != dim for name in own}
+    names = tuple(write.second(name) if name in others else name for name in write.names_of(value)[dim])
     new = names[0] if len(names) == 1 else write.merged_name(names)
-    text = call("slice", x.text, f"{old} -> {new}", start=start or None)
+    text = call("slice", x.text, f"{old} -> {new}", start=_place(value, old) if start else None)
     axes = tuple(new if name == old else name for name in x.axes)
     made = Said(text, tuple((new,) if i == dim else each for i, each in enumerate(x.dims)), axes, dtype=x.dtype)
     return write.split(made, dim, names)
+
+
+def _place(value: Value, axis: str) -> str:
+    """Where a slice begins; from the end, if the module counts from there."""
+    back = value.args["back"]
+    return f"size({axis}) - {-back}" if back else str(value.args["start"])
 
 
 @factors("select")
@@ -132,7 +141,8 @@ def _say_select(write: Writer, value: Value) -> Said:
     if old not in x.axes:
         return evolve(x, dims=dims)
     axes = tuple(name for name in x.axes if name != old)
-    return Said(call("gather", x.text, value.args["index"], along=old), dims, axes, dtype=x.dtype)
+    index = f"size({old}) - {-value.args['back']}" if value.args["back"] else value.args["index"]
+    return Said(call("gather", x.text, index, along=old), dims, axes, dtype=x.dtype)
 
 
 @factors("concat")
@@ -168,16 +178,15 @@ def _say_concat(write: Writer, value: Value) -> Said:
         pieces.append(name)
     names = write.names_of(value)[dim]
     new = names[0] if len(names) == 1 else write.merged_name(names)
-    dims = tuple(
-        (new,)
-        if i == dim
-        else next(x.dims[i] for x, of in zip(said, xs, strict=True) if of.shape[i] != 1 or of is xs[-1])
-        for i in range(value.rank)
-    )
+    dims = tuple((new,) if i == dim else next((x.dims[i] for x in said if x.dims[i]), ()) for i in range(value.rank))
     axes = tuple(dict.fromkeys([*others, new]))
     order = [name for each in dims for name in each if name in axes]
-    made = Said(call("concat", *parts, f"[{', '.join(pieces)}] -> {new}"), dims, tuple(order), dtype=said[0].dtype)
+    made = Said(call("concat", *parts, f"[{', '.join(pieces)}] -> {new}"), dims, tuple(order), dtype=_dtype(said))
     return write.split(made, dim, names)
+
+
+def _dtype(said: Sequence[Said]) -> str:
+    return next((each.dtype for each in said if each.dtype != "number"), "f32")
 
 
 @factors("roll")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import evolve
@@ -491,7 +491,7 @@ class Program:
     def _input(self, name: str, value: Value, body: Body) -> str:
         """An input's declaration. Merged axes are split, and of an axis of size 1 the one element is taken."""
         dims: list[str] = []
-        text, names = name, self.file.axes.of(value)
+        text, names = name, _apart(self.file.axes.of(value), self.file.another)
         for i, own in enumerate(names):
             if len(own) == 1:
                 dims += own
@@ -578,6 +578,15 @@ class Program:
         if not frozen:
             return []
         return [f"optimizer rules {{\n  freeze {', '.join(frozen)}\n  update all -> adamw(lr = 1e-3)\n}}"]
+
+
+def _apart(names: Sequence[Names], another: Callable[[str], str]) -> list[Names]:
+    """Names of dimensions, where an axis that is there already has another name."""
+    made: list[Names] = []
+    for own in names:
+        taken = {name for each in made for name in each}
+        made.append(tuple(another(name) if name in taken else name for name in own))
+    return made
 
 
 def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:

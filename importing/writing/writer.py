@@ -30,7 +30,7 @@ class Writer:
         if isinstance(value, Sized):
             return self._of_sizes(value)
         if not isinstance(value, Value):
-            return Said(number_text(value))
+            return Said(number_text(value), dtype="number")
         known = self.body.lookup(value)
         if known is not None:
             return known
@@ -54,8 +54,8 @@ class Writer:
             text, binds = call("sqrt", text), CALL
         coefficient = number_text(float(f"{number.coefficient:.12g}"))
         if number.power < 0:
-            return Said(f"{coefficient} / {text if binds == CALL else f'({text})'}", binds=PRODUCT)
-        return Said(text if coefficient == "1" else f"{coefficient} * {text}", binds=PRODUCT)
+            return Said(f"{coefficient} / {text if binds == CALL else f'({text})'}", binds=PRODUCT, dtype="number")
+        return Said(text if coefficient == "1" else f"{coefficient} * {text}", binds=PRODUCT, dtype="number")
 
     # ------------------------------------------------------------ axes
 
@@ -163,7 +163,7 @@ class Writer:
                 wanted = [new if own else () for own, new in zip(text.dims, dims[lacks:], strict=True)]
                 text = self.parameter_as(x, text, wanted)
             made.append(text)
-        made = self._of_one_dtype(made)
+        made = self.of_one_dtype(made)
         every = tuple(dict.fromkeys(name for text in made for name in text.axes))
         if not any(set(text.axes) == set(every) for text in made):
             largest = max(range(len(made)), key=lambda i: len(made[i].axes))
@@ -172,11 +172,20 @@ class Writer:
             made[chosen] = self.expanded(made[chosen], [name for name in every if name not in made[chosen].axes])
         return made, tuple(dims)
 
-    def _of_one_dtype(self, said: list[Said]) -> list[Said]:
+    def of_one_dtype(self, said: list[Said]) -> list[Said]:
+        """Operands in one dtype: f64 is of tables alone, and integers meet floats as these."""
         floats = {each.dtype for each in said} & {"f32", "f64"}
-        if len(floats) < 2:
+        if len(floats) == 2:
+            said, floats = [self.in_f32(each) for each in said], {"f32"}
+        if not floats:
             return said
-        return [self.in_f32(each) for each in said]
+        (wanted,) = floats
+        return [
+            evolve(each, text=call("cast", each.text, wanted), binds=CALL, dtype=wanted)
+            if each.dtype == "i64"
+            else each
+            for each in said
+        ]
 
     def in_f32(self, said: Said) -> Said:
         """A table in the dtype of what it is used with."""
@@ -186,6 +195,7 @@ class Writer:
 
     def times(self, one: Said, two: Said, dims: tuple[Names, ...]) -> Said:
         """An outer product."""
+        one, two = self.of_one_dtype([one, two])
         every = tuple(dict.fromkeys((*one.axes, *two.axes)))
         if set(one.axes) != set(every) and set(two.axes) != set(every):
             two = self.expanded(two, [name for name in every if name not in two.axes])
@@ -329,9 +339,9 @@ def _progression(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | No
     if elements.dtype == torch.bool:
         return None
     exact = elements.double()
-    first, step = float(exact[0]), float(exact[1] - exact[0])
+    first, step = (float(f"{float(each):.6g}") for each in (exact[0], exact[1] - exact[0]))
     positions = torch.arange(len(exact), dtype=torch.float64)
-    if torch.allclose(exact, first + step * positions, rtol=1e-6, atol=1e-9):
+    if torch.equal((first + step * positions).to(elements.dtype), elements):
         whole = not elements.is_floating_point()
         text = f"iota({axis})" if whole else f"cast(iota({axis}), f64)"
         binds = CALL

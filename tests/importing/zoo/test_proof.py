@@ -1,0 +1,146 @@
+"""The proof finds mistakes in rules and patterns: `tests/planted/lists/importing.txt` plants them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partita.importing.imported import imported
+from partita.importing.prove import prove
+from tests.importing.zoo.own import ids
+
+WIDTH = 16
+
+
+class Decoder(nn.Module):
+    """Rotary positions, a window, grouped keys, a norm that is written out, a padding id, and ignored targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(19, WIDTH, padding_idx=0)
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.table(tokens)
+        batch, seq, width = x.shape
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-2) * self.scale
+        rates = 500.0 ** (-torch.arange(0, 8, 2) / 8)
+        angles = torch.outer(torch.arange(seq), rates)
+        cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
+
+        def turned(y: Tensor) -> Tensor:
+            first, second = y.chunk(2, -1)
+            return y * cos + torch.cat([-second, first], -1) * sin
+
+        q = turned(self.q(h).view(batch, seq, 2, 8).transpose(1, 2))
+        k, v = (each.view(batch, seq, 1, 8).transpose(1, 2) for each in self.kv(h).split(8, -1))
+        k, v = turned(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        behind = torch.arange(seq)[:, None] - torch.arange(seq)
+        scores = (q @ k.transpose(-1, -2)) * 0.3
+        weights = scores.masked_fill((behind < 0) | (behind >= 4), float("-inf")).softmax(-1)
+        x = x + (weights @ v).transpose(1, 2).reshape(batch, seq, width)
+        x = x + self.down(F.silu(self.gate(x)) * self.up(x))
+        logits = x @ self.table.weight.t()
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=3, label_smoothing=0.1)
+
+
+class Encoder(nn.Module):
+    """Norms with scale and shift, fused attention with a mask and a scale, both forms of GELU, neighbors that turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first, self.second = nn.LayerNorm(WIDTH, eps=1e-2), nn.RMSNorm(WIDTH, eps=1e-2)
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        batch, seq, width = x.shape
+        q, k, v = self.qkv(self.first(x)).view(batch, seq, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        angles = torch.outer(torch.arange(seq), 10000.0 ** (-torch.arange(0, 8, 2) / 8))
+
+        def turned(z: Tensor) -> Tensor:
+            even, odd = z[..., ::2], z[..., 1::2]
+            cos, sin = angles.cos(), angles.sin()
+            return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+        a = F.scaled_dot_product_attention(turned(q), turned(k), v, attn_mask=mask[:, None, None], scale=0.2)
+        x = x + self.out(a.transpose(1, 2).reshape(batch, seq, width))
+        h = F.gelu(self.up(self.second(x)), approximate="tanh")
+        out = F.gelu(self.down(h))
+        return out, F.mse_loss(out, y)
+
+
+class Images(nn.Module):
+    """Convolutions with strides, padding and holes, pools, norms of groups and of batches, and larger images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm, self.batch = nn.GroupNorm(4, 8, eps=1e-2), nn.BatchNorm2d(8, momentum=0.2)
+        self.holes = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.each = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.back = nn.ConvTranspose2d(8, 4, 4, stride=2, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.leaky_relu(self.norm(self.one(image)), 0.1)
+        x = F.elu(self.batch(self.holes(x)))
+        x = x + F.interpolate(F.max_pool2d(self.each(x), 2), scale_factor=2)
+        x = F.avg_pool2d(self.back(x), 2)
+        logits = self.head(x.mean((2, 3)))
+        return logits, F.cross_entropy(logits, label)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(16, 8, 2, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h, _ = self.lstm(x)
+        out, last = self.gru(h)
+        return out, F.mse_loss(out, y) + last[-1].pow(2).mean()
+
+
+class Numbers(nn.Module):
+    """Functions of numbers, sums along dimensions, what ids choose, and numbers that sizes make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(6) + 0.5)
+        self.table = nn.Parameter(torch.randn(7, 6))
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.softplus(x, beta=2.0) * self.w + F.hardswish(x) - torch.rsub(x, 1.0, alpha=2.0)
+        y = y / (x.var(-1, keepdim=True) + 0.1) + x.std(0, unbiased=False)
+        y = y + torch.cumsum(x.flip(-1), -1) * 0.1 + x.roll(2, -1) + (x - x.logsumexp(-1, keepdim=True)).clamp(-2, 1)
+        z = F.normalize(y, dim=-1) * y.abs().pow(1.5) + self.table[ids] * torch.where(x > 0.1, x, x.square())
+        best = x.argmax(-1)
+        chosen = z.gather(1, best[:, None]) + F.one_hot(best, 6) * 0.1
+        out = z + chosen + torch.addmm(x, x, self.table[:6], beta=0.5)
+        return out, out.pow(2).sum() / len(x) + F.binary_cross_entropy_with_logits(out, (x > 0).float())
+
+
+CASES = {
+    "decoder": (Decoder, lambda: {"tokens": ids(3, 9, 19), "targets": ids(3, 9, 19)}),
+    "encoder": (
+        Encoder,
+        lambda: {"x": torch.randn(3, 6, WIDTH), "mask": torch.rand(3, 6) > 0.3, "y": torch.randn(3, 6, WIDTH)},
+    ),
+    "images": (Images, lambda: {"image": torch.randn(4, 3, 12, 12), "label": torch.randint(0, 5, (4,))}),
+    "recurrent": (Recurrent, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 8)}),
+    "numbers": (Numbers, lambda: {"x": torch.randn(4, 6), "ids": torch.randint(0, 7, (4,))}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_is_proven(name: str):
+    torch.manual_seed(0)
+    make, inputs = CASES[name]
+    module, given = make().train(), inputs()
+    assert prove(module, given, imported(module, given)).holds
