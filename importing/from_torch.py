@@ -7,7 +7,8 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from traceback import extract_tb
 
 import torch
@@ -52,7 +53,8 @@ def file_of(
             has = example.inputs[given].dim()
             raise refuse("E1201", f"{len(names)} axes are given of `{given}`, which has {has}: {', '.join(names)}")
     told("exporting the module")
-    with _refusals("E1202"):
+    # Of a branch that depends on data torch prints the whole graph.
+    with _refusals("E1202"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         return imported(example.module, example.inputs, name, {key: list(names) for key, names in axes.items()})
 
 
@@ -80,6 +82,7 @@ def example_of(module: object, inputs: object, loss: str | None = None) -> Examp
             raise refuse("E1201", message, help="give two rows or more")
     if not inputs:
         raise refuse("E1201", "there are no example inputs")
+    inputs = {name: each.detach().contiguous() for name, each in inputs.items()}  # strides are no part of a module
     taken = inspect.signature(module.forward).parameters
     every = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
     strange = [name for name in inputs if name not in taken and not every]
