@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.arguments import callback, count, file_at, flag, folder_at, instance, seconds, word
+from partita.arguments import by_name, callback, count, file_at, flag, folder_at, instance, optional_word, seconds, word
 from partita.dsl.config.python_calls import called_from_python, in_python
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
@@ -196,7 +196,7 @@ def from_torch(
     module: nn.Module,
     example_inputs: Mapping[str, Tensor],
     loss: str | None = None,
-    axes: Mapping[str, Sequence[str]] | None = None,
+    axes: Mapping[str, list[str]] | None = None,
     name: str | None = None,
     prove: bool = True,
 ) -> str:
@@ -208,13 +208,21 @@ def from_torch(
     `{"tokens": ["batch", "seq"]}`, and `name` the model. Unless `prove` is False, the file is compared with the module:
     loss, outputs, every gradient, and buffers after a step, in f64 at several sizes.
 
-    Raises Refused for a module that cannot be called, is not understood, or is not equal to its file (E1201 to E1204).
+    Raises TypeError or ValueError for a wrong argument, and Refused for a module that cannot be called, is not
+    understood, or is not equal to its file (E1201 to E1204).
     """
     _require("from_torch")
+    from torch import Tensor, nn
+
     from partita.importing.from_torch import example_of, file_of, proven
 
-    prove = flag("prove", prove)
-    example = example_of(module, example_inputs, loss)
+    module = instance("module", module, nn.Module, "an `nn.Module`")
+    inputs = by_name("example_inputs", example_inputs, Tensor, "tensors, keyword arguments of `forward`")
+    loss = optional_word("loss", loss, "a text such as `cross_entropy(logits, targets)`")
+    if axes is not None:
+        axes = by_name("axes", axes, list, "lists of names")
+    name, prove = optional_word("name", name, "the name of the model"), flag("prove", prove)
+    example = example_of(module, inputs, loss)
     file = file_of(example, name, axes)
     if prove:
         proven(example, file)

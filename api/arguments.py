@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -80,6 +80,28 @@ def instance(name: str, value: object, kind: type[T], expected: str) -> T:
     """A value of a class. Raises TypeError."""
     if not isinstance(value, kind):
         raise TypeError(f"`{name}` is {expected}, not {kind_of(value)}")
+    return value
+
+
+def optional_word(name: str, value: object, what: str) -> str | None:
+    """A text, if one is given. Raises TypeError."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"`{name}` is {what}, not {kind_of(value)}")
+    return value
+
+
+def by_name(name: str, value: object, kind: type[T], what: str) -> Mapping[str, T]:
+    """Values of a class by name. Raises TypeError, and ValueError if there are none."""
+    expected = f"`{name}` is a dictionary of {what}"
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{expected}, not {kind_of(value)}")
+    for key, each in value.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{expected} by name, and a key is {kind_of(key)}")
+        if not isinstance(each, kind):
+            raise TypeError(f"{expected}, and `{key}` is {kind_of(each)}")
+    if not value:
+        raise ValueError(f"{expected}, and is empty")
     return value
 
 

@@ -80,7 +80,7 @@ def _step(text: str) -> int:
     return int(text)
 
 
-@command("checkpoint", add_arguments, "checkpoints", "ckpt", "export", "import", "convert")
+@command("checkpoint", add_arguments, "checkpoints", "ckpt", "export", "convert")
 def run(arguments: argparse.Namespace) -> int | None:
     """Run the action. Returns 1 if a checkpoint is damaged. Raises UsageError and Refused."""
     actions: dict[str, Run] = {

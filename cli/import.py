@@ -57,7 +57,7 @@ def _axes(text: str) -> tuple[str, list[str]]:
     return name, names
 
 
-@command("import", add_arguments, "convert", "from-torch")
+@command("import", add_arguments, "from-torch", "from_torch")
 def run(arguments: argparse.Namespace) -> None:
     """Write the file. Raises Refused (E1201 to E1205), and UsageError if the file exists or cannot be written."""
     if arguments.output is not None:

@@ -48,9 +48,21 @@ WRONG: Mapping[str, list[Any]] = {
     "names": NO_NAMES,
     "weights": ["emma", None, 1, "EMA"],
     "parameters": [*NO_TENSORS, {"c.w": np.ones((4, 3)), "c.e": PARAMETERS["c.e"]}, {}, {"w": torch.ones(4, 3)}],
+    "module": [None, "m:build", torch.ones(2), torch.nn.Linear],
+    "example_inputs": [*NO_TENSORS, {"input": np.ones((8, 4))}, {1: torch.ones(2)}, {}],
+    "loss": [3, ["mse(a, b)"], torch.nn.MSELoss()],
+    "axes": [3, "x=batch", {"x": "batch"}, {"x": 3}, {}],
+    "name": [3, ["m"]],
+    "prove": NO_FLAG,
     "inputs": [*NO_TENSORS, {**INPUTS, "x": np.ones((8, 4))}, {**INPUTS, "x": [1.0]}, {**INPUTS, "x": None}, {}],
 }
-RIGHT = {"path": "c.par", "parameters": PARAMETERS, "inputs": INPUTS}
+RIGHT = {
+    "path": "c.par",
+    "parameters": PARAMETERS,
+    "inputs": INPUTS,
+    "module": torch.nn.Linear(4, 3),
+    "example_inputs": {"input": torch.ones(2, 4)},
+}
 FUNCTIONS = [name for name in partita.__all__ if inspect.isfunction(getattr(partita, name))]
 
 
@@ -65,7 +77,7 @@ def refused(call: Callable[[], object], name: str) -> str:
     with pytest.raises((TypeError, ValueError)) as raised:
         call()
     message = str(raised.value)
-    assert re.search(rf"\b{name.rstrip('s')}s?\b", message), message
+    assert re.search(rf"\b{name.rstrip('s')}s*\b", message), message
     assert " is " in message or " are " in message or "need" in message or "has" in message
     assert "object" not in message
     assert "__" not in message

@@ -146,7 +146,7 @@ WITHOUT_SCHEDULE = (
         ("help", "did you mean `partita --help`?"),
         ("version", "did you mean `partita --version`?"),
         ("m.par", "a file follows a command: `partita run m.par`"),
-        ("frobnicate m.par", "there are init, check, fmt, compile"),
+        ("frobnicate m.par", "there are init, import, check, fmt, compile"),
         ("run m.par --steps 3", "unrecognized arguments: --steps 3; settings take no dashes: train.steps=3\n"),
         ("run m.par --train.steps=3", "settings take no dashes: train.steps=3"),
         ("check m.par --batch-size 3", "settings take no dashes: batch=3\n"),

@@ -128,6 +128,10 @@ def row() -> dict[str, Tensor]:
     return {"x": torch.ones(1, 6), "label": torch.zeros(1, dtype=torch.int64)}
 
 
+def numbers() -> dict[str, int]:
+    return {"x": 3}
+
+
 def images() -> dict[str, Tensor]:
     return {"image": torch.randn(4, 3, 8, 8), "label": torch.arange(4)}
 

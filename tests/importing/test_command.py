@@ -56,6 +56,13 @@ def test_a_file_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[s
         ([f"{HERE}:Branch", "--example", f"{HERE}:rows", *LOSS], 1, "error[E1202]: the module (modules.py:"),
         ([f"{HERE}:MLP", "--example", f"{HERE}:row", *LOSS], 1, "a batch of one"),
         ([f"{HERE}:MLP", "--example", f"{HERE}:rows"], 1, "help: of a module that returns outputs alone, say the loss"),
+        (
+            [f"{HERE}:rows", "--example", f"{HERE}:rows"],
+            1,
+            "a module is expected, an `nn.Module`, and this is of `dict`",
+        ),
+        ([f"{HERE}:MLP", "--example", f"{HERE}:MLP"], 1, "example inputs are a dictionary of keyword arguments"),
+        ([f"{HERE}:MLP", "--example", f"{HERE}:numbers"], 1, "the example input `x` is no tensor, but of `int`"),
         ([f"{HERE}:MLP"], 2, "a module needs example inputs"),
         ([f"{HERE}:MLP", "--example", "rows"], 2, "is not of the form MODULE:FUNCTION"),
         (["nothing"], 1, "error[E1205]: nothing is no folder, no file, and no model that is on this machine"),

@@ -104,8 +104,6 @@ def test_names_are_those_of_the_module_and_of_the_user():
         (modules.MLP, modules.rows, "cross_entropy(logits, ", "E1204", "is none of"),
         (modules.MLP, modules.rows, "cross_entropy(logits, labels)", "E1204", "names `labels`, which is neither"),
         (modules.Sizes, modules.rows, LOSS, "E1202", r"modules\.py:\d+\): the number 2 depends on sizes"),
-        (lambda: 3, modules.rows, LOSS, "E1201", "a module is expected"),
-        (modules.MLP, lambda: {"x": 3}, LOSS, "E1201", "`x` is no tensor"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_with_its_place(
