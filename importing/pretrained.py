@@ -25,6 +25,7 @@ from partita.dsl.load import load_text
 from partita.dsl.spec import Spec
 from partita.importing.from_torch import Example, quiet
 from partita.importing.imported import Imported
+from partita.importing.prove import free_axes
 from partita.importing.rows import in_rows
 
 BATCH, SEQUENCE = 8, 1024  # of the file
@@ -82,11 +83,9 @@ class Pretrained:
 
 
 def pretrained(source: str) -> Pretrained:
-    """The model of a folder, of a config.json, or of the hub, if it is on this machine. Raises Refused (E1205), and
-    ImportError where there is no transformers.
-    """
+    """The model of a folder, of a config.json, or of the hub, if it is on this machine. Raises Refused (E1205)."""
     if find_spec("transformers") is None:
-        raise ImportError("models of transformers need it: pip install transformers", name="transformers")
+        raise refuse("E1205", f"{shown(source)} is read by transformers", help="`pip install transformers`")
     with quiet():
         config = _config(source)
         kind, task = _class_of(config, source)
@@ -205,9 +204,12 @@ def whole(model: Pretrained, few: Imported) -> Imported:
     """The file of all layers, given that of few, for batches that one would train with. Raises Refused (E1202) if its
     weights are not those of the module.
     """
-    axes, text = few.program.file.axes.sizes, few.text
-    for name, size in (("batch", BATCH), ("seq", model.length)):
-        text = re.sub(rf"(?<![\w.]){name} = {axes.get(name)}\b", f"{name} = {size}", text, count=1)
+    text = few.text
+    for name, places in free_axes(few).items():
+        given, dim = places[0]
+        if dim == 0 or not model.few.inputs[given].is_floating_point():
+            old, new = few.program.file.axes.sizes[name], model.length if dim else BATCH
+            text = re.sub(rf"(?<![\w.]){name} = {old}\b", f"{name} = {new}", text, count=1)
     text = re.sub(rf"\bwindow = {WINDOW}\b", f"window = {model.window}", text)
     repeats = {each: n for each, n in few.program.file.constants.items() if re.fullmatch(r"layers(_\d+)?", each)}
     for changed in chain.from_iterable(combinations(repeats, count) for count in range(len(repeats) + 1)):
@@ -262,8 +264,8 @@ SMALL: Mapping[str, int] = {
     **dict.fromkeys(("moe_intermediate_size", "expert_dim"), 20),
     **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), 28),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
-    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "n_group"), 2),
-    **{"topk_group": 1, "vocab_size": 61, "embedding_size": 8, "image_size": 32},
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "topk_group"), 2),
+    **{"n_group": 4, "vocab_size": 61, "embedding_size": 8, "image_size": 32},
     **{"q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
 }
 SCALED = ("short_factor", "long_factor")  # a number for each frequency

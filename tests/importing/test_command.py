@@ -108,6 +108,13 @@ def test_a_model_of_transformers_without_memory(folder: Path, capsys: pytest.Cap
     assert "~ normal(0.02)" in text
 
 
+def test_transformers_is_missing(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert main(["import", "."]) == 1
+    assert "help: `pip install transformers`" in capsys.readouterr().err
+
+
 def test_a_config_that_cannot_be_made(folder: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("transformers")
     (folder / "config.json").write_text('{"model_type": "abacus"}')
