@@ -311,10 +311,11 @@ class Writer:
                 self._probe(node)
             end((*reads[i], *outputs), i)
 
+        behind = _written_behind(nodes, units) if self.after else {}
         for i, unit in enumerate(units):
             if unit not in written:
                 write(i, unit)
-            self.follow(unit.nodes if isinstance(unit, Segment) else (unit,))
+            self.follow(behind.get(i, ()))
         self.arrive([value for value in self._started if value not in self._crossing and value not in awaited])
 
     def follow(self, nodes: Iterable[Node]) -> None:
@@ -376,6 +377,21 @@ class Writer:
         for value in segment.outputs:
             self.names.name(value)
         self.add(Call(name, tuple(operands), segment.outputs))
+
+
+def _written_behind(nodes: Sequence[Node], units: Sequence[Node | Segment]) -> dict[int, list[Node]]:
+    """The nodes by the number of the unit behind which what comes after them can stand: all nodes before them are
+    written by then, which units may write in another order.
+    """
+    numbers = {
+        each: i for i, unit in enumerate(units) for each in (unit.nodes if isinstance(unit, Segment) else (unit,))
+    }
+    behind: dict[int, list[Node]] = {}
+    last = 0
+    for node in nodes:
+        last = max(last, numbers.get(node, 0))
+        behind.setdefault(last, []).append(node)
+    return behind
 
 
 def _reads(

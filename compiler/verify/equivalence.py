@@ -18,7 +18,8 @@ consulted: a program written by hand would be validated the same way. The checks
    train apart, this is so within each of them, and their average is that of all copies (`outer`).
 5. Parameters lie in the memory that the layout says, and are read once they have arrived on the device (`copies`).
 6. The assembled program agrees with these graphs in its records, its transfers, and its copies of what microbatches
-   keep (`records`, `transfers`, `copies`); that of an evaluation reads parameters as training stores them (`reading`).
+   keep (`records`, `transfers`, `copies`), and its functions read what they add up in whole (`written`); that of an
+   evaluation reads parameters as training stores them (`reading`).
 
 The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). An axis that all
 ranks of the pipeline share is in parts there already:
@@ -50,6 +51,7 @@ from partita.compiler.verify.stages import Stages
 from partita.compiler.verify.transfers import Transfers
 from partita.compiler.verify.updates import Updates
 from partita.compiler.verify.value_numbering import ValueNumbering
+from partita.compiler.verify.written import check_written
 
 __all__ = ["Validation", "validate"]
 
@@ -92,6 +94,7 @@ def validate(
             sizes = compilation.joint.own_sizes
             Records(partitioned, layouts, *context, *older, compilation.replicas_per_rank, sizes).run()
             Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
+            check_written(compilation.program)
             if training is not None:
                 check_reading(compilation.program, training.program, compilation.reads_means)
     return Validation(
