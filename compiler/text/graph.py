@@ -25,7 +25,7 @@ phase.
     scope       path name [iterations COUNT]
     input       [name] value [limit AXIS] [ignored INT,…] [cut AXIS]
     parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen] [state]
-                [part RANK of NAME TYPE along AXIS over MESH_AXIS]
+                [loss METRIC] [part RANK of NAME TYPE along AXIS over MESH_AXIS]
     master      parameter value [after]
     accumulator name value [parameter NAME [ids NUMBER | rows NUMBER]] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
@@ -204,6 +204,7 @@ class GraphWriter:
         words += [f"kept {', '.join(map(str, each.kept))}"] if each.kept else []
         words += ["frozen"] if each.frozen else []
         words += ["state"] if each.is_state else []
+        words += [f"loss {each.loss}"] if each.loss is not None else []
         if each.part is not None:
             part = each.part
             words.append(f"part {part.rank} of {part.name} {part.master} along {part.axis} over {part.over}")
@@ -414,6 +415,7 @@ class GraphReader:
         """Parses a parameter."""
         fans, kept = r"fans (\d+), (\d+)", r"kept ([\d, ]+)"
         words = rf"(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( buffer)?(?: {kept})?( frozen)?( state)?"
+        words += r"(?: loss (\S+))?"
         parts = rf"(?: part (\d+) of (\S+) ({TYPE}) along (\S+) over (\S+))?"
         match = matched(rf"({VALUE}){words}{parts}", text)
         value = self.value(match[1])
@@ -422,8 +424,8 @@ class GraphReader:
         known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
         stages = tuple(map(int, match[8].split(", "))) if match[8] else ()
         decays, buffer, frozen, state = (bool(match[group]) for group in (6, 7, 9, 10))
-        part = Part(match[12], parse_type(match[13]), match[14], match[15], int(match[11])) if match[11] else None
-        return Parameter(value, master, initial, known, decays, None, buffer, stages, frozen, part, state)
+        part = Part(match[13], parse_type(match[14]), match[15], match[16], int(match[12])) if match[12] else None
+        return Parameter(value, master, initial, known, decays, None, buffer, stages, frozen, part, state, match[11])
 
     def master(self, text: str) -> Master:
         """Parses a master."""

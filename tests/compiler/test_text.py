@@ -122,6 +122,12 @@ def test_types_that_follow_may_be_left_out() -> None:
     assert difference(parse_graph(text), parse_graph(SMALL)) is None
 
 
+def test_a_parameter_keeps_its_loss() -> None:
+    graph = parse_graph(SMALL.replace("%w: f32[embed=8]", "%w: f32[embed=8] loss second"))
+    assert graph.parameters[0].loss == "second"
+    check_graph(graph)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
