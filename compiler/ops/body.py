@@ -59,12 +59,17 @@ class Body(Shortened):
 
     def states(self, inputs: Sequence[State], axis: str) -> list[State] | None:
         """The states of all values along a mesh axis, from those of the inputs; None if some operation has no rule for
-        its operands. Where an operation makes `axis`, it makes it split.
+        its operands. Where an operation makes `axis`, it makes it split. A zero is a partial sum as it is.
         """
         states = list(inputs)
+        zeros: set[int] = set()
         for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
             have = tuple(states[i] for i in step.operands)
-            rules = [rule for rule in each.sharding_rules(operands, results) if rule.operands == have]
+            summed = tuple(SUM if i in zeros else states[i] for i in step.operands)
+            known = each.sharding_rules(operands, results)
+            rules = [rule for want in (have, summed) for rule in known if rule.operands == want]
+            if each.literal == 0:
+                zeros.add(len(states))
             if not any(have):
                 rules = [rule for rule in rules if axis in rule.results]
                 rules = rules or [ShardingRule(have, (None,) * len(results))]

@@ -36,7 +36,7 @@ from partita.compiler.ops.normalize import (
 )
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Ema
-from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, constant, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope, RopeAt
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.ring import MergeAttended
@@ -179,8 +179,10 @@ def _pointwise() -> list[Case]:
     return cases
 
 
-def _scan() -> tuple[Op, Op]:
-    """h[t] = tanh(h[t−1]·w + x[t]) along `t`, with states [a, b], and a loop of the kind that its gradient is."""
+def _scan() -> tuple[Op, Op, Op]:
+    """h[t] = tanh(h[t−1]·w + x[t]) along `t`, with states [a, b], and a loop of the kind that its gradient is; and that
+    of where(m, h[t−1] + x[t], 0).
+    """
     x, w, state = Value("x", f(A, B)), Value("w", f(B)), Value("h", f(A, B))
     build = Builder()
     made = pointwise(build, "tanh", pointwise(build, "multiply_add", state, w, x))
@@ -189,10 +191,15 @@ def _scan() -> tuple[Op, Op]:
     flow = pointwise(build, "multiply", pointwise(build, "add", state, x), w)
     summed = build.apply(Reduce("sum", ("a",), "f64"), flow)
     body = body_of(build.nodes, [state, x, w], [flow, flow, summed])
-    return forward, Scan(T, body, 1, 1, 1, initial=False, backward=True, linear=(0,))
+    linear = Scan(T, body, 1, 1, 1, initial=False, backward=True, linear=(0,))
+    build, mask = Builder(), Value("m", bools(B))
+    flow = pointwise(build, "add", state, x)
+    chosen = pointwise(build, "where", mask, flow, constant(build, 0.0, flow))
+    body = body_of(build.nodes, [state, x, mask], [chosen, chosen])
+    return forward, linear, Scan(T, body, 1, 1, 1, initial=False, backward=True, linear=(0,))
 
 
-FORWARD, LINEAR = _scan()
+FORWARD, LINEAR, CHOSEN = _scan()
 
 ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
     "t", "d", causal, 0.7, mask, bias, **more
@@ -534,6 +541,7 @@ CASES: list[Case] = [
     # Its gradient has tests of its own: the states at all positions carry it, not its first result.
     Case("scan", FORWARD, (f(A, B), f(T, A, B), f(B)), differentiable=False),
     Case("scan-linear", LINEAR, (f(T, A, B), f(B)), differentiable=False),
+    Case("scan-chosen", CHOSEN, (f(T, A, B), bools(B)), differentiable=False),
     Case("states_before", StatesBefore("t"), (f(A, B), f(A, T, B)), differentiable=False),
     Case("states_before-backward", StatesBefore("t", True), (f(A), f(T, A)), differentiable=False),
     Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=6),
