@@ -921,8 +921,10 @@ class Maker:
         return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
     def _own(self, depth: int) -> Expression | None:
-        """An operation of one's own, declared for it."""
+        """An operation of one's own, declared for it. A scan that calls it is split over the batch."""
         x = self.expression(depth)
+        if self.scanning:
+            x = evolve(x, alone=False)
         function = self.one(sorted(OWN_FUNCTIONS))
         second, linear, last = OWN_FUNCTIONS[function]
         over = self.some(x.axes - {"batch"} if second in ("row", "matrix", "ids") else self.reducible(x), 1, 1)
