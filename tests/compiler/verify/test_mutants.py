@@ -98,10 +98,17 @@ def shifted_otherwise(mutant: Mutant) -> bool:
 
 
 def equal_everywhere(mutant: Mutant) -> bool:
-    if not (mutant.op == "all_gather" and redirected(mutant)):
+    """Where nothing is gathered, a number is read in place of the parts, if it is known."""
+    if not (mutant.op == "all_gather" and (redirected(mutant) or mutant.kind == "drop")):
         return False
     made = [node for node in mutant.nodes if source(mutant) in node.outputs]
-    return any(isinstance(node.op, Expand) and not node.inputs[0].type.axes for node in made)
+    numbers = {value for node in mutant.nodes for value in node.outputs if node.op.literal is not None}
+    return any(
+        isinstance(node.op, Expand)
+        and not node.inputs[0].type.axes
+        and (mutant.kind == "redirect" or node.inputs[0] in numbers)
+        for node in made
+    )
 
 
 def only_added(mutant: Mutant) -> bool:
