@@ -753,7 +753,7 @@ class Maker:
             position = self.one(["0", f"size({along[0]}) - 1"])
             return self._made(f"gather({x}, {position}, along = {along[0]})", x.axes - {along[0]}, x)
         ids = self.ids(along[0], depth) if along else None
-        if ids is None:
+        if ids is None or along[0] not in self.reducible(x, ids):
             return None
         axes = (x.axes - {along[0]}) | ids.axes
         if self.chance(20):
