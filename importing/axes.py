@@ -34,6 +34,7 @@ class Axes:
         for value in solver.values:
             if value.op in ("conv", "patches"):
                 self._derive(value)
+        self._of_sizes()
 
     def free(self, wanted: list[str], size: int) -> str:
         """The first of some names that is free, or the first with a number; an axis of this size has it from now on."""
@@ -46,6 +47,32 @@ class Axes:
                 name, count = f"{wanted[0]}_{count}", count + 1
         self.sizes[name] = size
         return name
+
+    def _of_sizes(self) -> None:
+        """Axes whose size follows that of an input's: a sequence without its last position, two batches together."""
+        free: dict[str, tuple[int, int]] = {}
+        for value in self.solver.values:
+            for axes, size, other in zip(self.of(value), value.shape, value.twin or value.shape, strict=True):
+                if value.op == "input" and size != other and len(axes) == 1:
+                    free[axes[0]] = size, other
+        for value in self.solver.values:
+            if value.op not in ("slice", "concat") or value.twin is None:
+                continue
+            for axes, size, other in zip(self.of(value), value.shape, value.twin, strict=True):
+                if len(axes) != 1 or size == other or axes[0] in free or axes[0] in self.formulas:
+                    continue
+                formulas = [
+                    f"{name} {'+' if size > own else '-'} {abs(size - own)}"
+                    for name, (own, longer) in free.items()
+                    if other - size == longer - own
+                ]
+                formulas += [
+                    f"{size // own} * {name}"
+                    for name, (own, longer) in free.items()
+                    if size % own == 0 and other * own == size * longer
+                ]
+                if formulas:
+                    self.formulas[axes[0]] = formulas[0]
 
     def _derive(self, value: Value) -> None:
         """Places of windows are the axis over which they stride, divided, where that is so."""

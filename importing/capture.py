@@ -34,7 +34,11 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
         program = exported(module, inputs).run_decompositions({})
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
-    return _Capturing(program).captured()
+    captured = _Capturing(program).captured()
+    lower = {name.lower(): name for name in inputs}  # as a graph has names
+    for value in captured.inputs:
+        value.args["name"] = lower.get(value.args["name"], value.args["name"])
+    return captured
 
 
 def _reason(error: Exception) -> str:

@@ -72,6 +72,7 @@ class Value:
     place: Place = Place()
     position: int = 0
     constant: Tensor | None = None
+    twin: tuple[int, ...] | None = None  # its shape where the module is captured at larger sizes
     results: Any = None  # of an operation of constants that has several
     defaults: dict[str, Any] = Factory(dict)  # of the arguments of an operation of ATen
 
@@ -101,6 +102,8 @@ class Value:
             op, args, self.shape if shape is None else tuple(shape), dtype or self.dtype, self.place, self.position
         )
         made.constant = _of_constants(made)
+        if made.shape == self.shape:
+            made.twin = self.twin
         return made
 
     def refuse(self, what: str) -> NotUnderstood:
