@@ -255,3 +255,9 @@ def test_no_way_is_missing(name: str):
     count = len(case.operands)
     left_out = [tuple(i % count for i in at or range(count)) for op, at in LEFT_OUT if op == case.op.name]
     assert sorted(summed.values()) == sorted(left_out), f"legal placements are missing: {set(summed)}"
+
+
+def test_zeros_in_a_loop_are_partial_sums():
+    """What flows back through `where` in a scan has zeros where the other operand was chosen."""
+    case = BY_NAME["scan-chosen"]
+    assert ShardingRule((SUM, None), (SUM, SUM)) in all_ways(case.op, case.operands)
