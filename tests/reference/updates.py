@@ -174,8 +174,22 @@ UPDATES: Mapping[str, Callable[[State, Mapping[str, Any], Tensor, Tensor, float,
 
 
 def rule_of(optimizer: spec.Optimizer, path: str, reading: Reading, scopes: Mapping[str, str]) -> spec.OptimizerRule:
-    """The first rule that matches a parameter. `scopes` are the names in the file of blocks and repeats by path."""
-    return next(rule for rule in optimizer.rules if any(_matches(each, path, reading, scopes) for each in rule.targets))
+    """The first rule that matches a parameter, and can update it. `scopes` are the names in the file of blocks and
+    repeats by path.
+    """
+    return next(
+        rule
+        for rule in optimizer.rules
+        if any(_matches(each, path, reading, scopes) for each in rule.targets) and _updates(rule, reading)
+    )
+
+
+def _updates(rule: spec.OptimizerRule, reading: Reading) -> bool:
+    """Muon is for what has rows and columns."""
+    if rule.call is None or rule.call.name != "muon":
+        return True
+    inner, stacked = reading.matrix or (frozenset(), frozenset())
+    return bool(inner) and inner | stacked != set(reading.type.names)
 
 
 def _matches(target: tuple[str, ...], path: str, reading: Reading, scopes: Mapping[str, str]) -> bool:
