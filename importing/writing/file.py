@@ -100,8 +100,11 @@ class File:
         key = place_of(source)
         alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
         every = torch.cat([stored(each).flatten().double() for each in alike or [source.args["data"]]])
-        if every.numel() == 1 and float(every[0]) not in (0.0, 1.0):
-            return f"normal({number_text(float(f'{abs(float(every[0])):.1g}'))})"
+        if every.numel() == 1 and every.device.type != "meta":
+            only = float(f"{float(every[0]):.5g}")
+            if torch.tensor(only) != every[0].float():  # no number that one would have written
+                return f"normal({number_text(float(f'{abs(only):.1g}'))})"
+            return {0.0: "zeros()", 1.0: "ones()"}.get(only, f"constant({number_text(only)})")
         if every.device.type == "meta" or bool((every == every[0]).all()):
             first = 0.0 if every.device.type == "meta" else float(every[0])
             return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")

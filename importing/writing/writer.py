@@ -55,7 +55,9 @@ class Writer:
         coefficient = number_text(float(f"{number.coefficient:.12g}"))
         if number.power < 0:
             return Said(f"{coefficient} / {text if binds == CALL else f'({text})'}", binds=PRODUCT, dtype="number")
-        return Said(text if coefficient == "1" else f"{coefficient} * {text}", binds=PRODUCT, dtype="number")
+        if coefficient == "1":
+            return Said(text, binds=binds, dtype="number")
+        return Said(f"{coefficient} * {text}", binds=PRODUCT, dtype="number")
 
     # ------------------------------------------------------------ axes
 
