@@ -7,12 +7,13 @@ from typing import Any, TypeAlias
 
 from partita.importing.graph import Value, is_op, order, rewritten, users
 from partita.importing.normal.products import einsum
-from partita.importing.normal.views import viewed
+from partita.importing.normal.views import permuted, sliced, viewed
 from partita.importing.patterns.matching import applied
 
 
 def split_projections(outputs: Sequence[Value]) -> list[Value]:
     """Replace slices of products along the dimension that only the weight has, where all readers are such slices."""
+    outputs = rewritten(outputs, [_as_slice])
     values = order(outputs)
     readers = users(values)
     parts: dict[tuple[Value, int, int, int], Value] = {}
@@ -61,6 +62,25 @@ def split_projections(outputs: Sequence[Value]) -> list[Value]:
         return viewed(value, cut(value, lambda weight, dim: part(weight, dim, start, size, number)))
 
     return rewritten(outputs, [rule])
+
+
+def _as_slice(value: Value) -> Value | None:
+    """One of the parts that a view of a projection counts, `reshape(batch, seq, 3, heads, key)`, is a slice of it."""
+    if not is_op(value, "select"):
+        return None
+    x, dim = value.args["x"], value.args["dim"]
+    order = x.args["order"] if is_op(x, "permute") else list(range(x.rank))
+    view, counted = (x.args["x"] if is_op(x, "permute") else x), order[dim]
+    if not is_op(view, "view"):
+        return None
+    source = view.args["x"]
+    last = source.rank - 1
+    if counted != last or view.shape[:last] != source.shape[:-1] or _cut(source) is None:
+        return None
+    size = source.shape[-1] // view.shape[last]
+    part = sliced(value, source, last, value.args["index"] * size, size)
+    rest = viewed(value, part, (*view.shape[:last], *view.shape[last + 1 :]))
+    return permuted(value, rest, [i - (i > counted) for i in order if i != counted])
 
 
 # Makes a product at a value's place, of parts of weights along a dimension.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from attrs import evolve
@@ -556,16 +557,30 @@ class Program:
         entries = self._entries()
         lines: dict[tuple[tuple[str, ...], bool], dict[str, Declared]] = {}
         for name, around, declared in entries:
-            source = declared.value.args["of"] if declared.value.op == "part" else declared.value
+            source = _source(declared)
             theirs = tuple(_theirs(each, around) for each in source.args["names"])
             lines.setdefault((theirs, declared.value.op == "part"), {}).setdefault(name, declared)
         every = {name for ours in lines.values() for name in ours}
         written = []
-        for (theirs, _), ours in lines.items():
+        for (theirs, _), named in lines.items():
+            # Parts follow each other as they lie in the whole.
+            ours = dict(sorted(named.items(), key=lambda each: each[1].value.args.get("start", 0)))
             names = ", ".join(_short(name, every) for name in ours)
             quoted = ", ".join(f'"{name}"' for name in theirs)
             written.append(f"{names} = {quoted} [{', '.join(_weight_dims(list(ours.values())))}]")
+        if skipped := self._skipped({name for _, _, each in entries for name in _source(each).args["names"]}):
+            written.append(f"skip {', '.join(skipped)}")
         return written
+
+    def _skipped(self, read: set[str]) -> list[str]:
+        """Patterns of what the module saves and the file has not: masks that are formulas, counts of batches."""
+        left = [name for name in self.file.state if name not in read]
+        patterns = {re.sub(r"\.\d+(?=\.)", ".*", name): name for name in left}
+        every = [
+            pattern if not any(fnmatchcase(name, pattern) for name in read) else name
+            for pattern, name in patterns.items()
+        ]
+        return [f'"{pattern}"' for pattern in every]
 
     def _frozen(self) -> list[str]:
         entries = self._entries()
@@ -573,7 +588,7 @@ class Program:
         frozen = dict.fromkeys(
             _short(name, every)
             for name, _, each in entries
-            if each.keyword == "param" and not (each.value.args.get("of") or each.value).args["trained"]
+            if each.keyword == "param" and not _source(each).args["trained"]
         )
         if not frozen:
             return []
@@ -587,6 +602,12 @@ def _apart(names: Sequence[Names], another: Callable[[str], str]) -> list[Names]
         taken = {name for each in made for name in each}
         made.append(tuple(another(name) if name in taken else name for name in own))
     return made
+
+
+def _source(declared: Declared) -> Value:
+    """The parameter of the module that a parameter is, or is a part of."""
+    value: Value = declared.value.args["of"] if declared.value.op == "part" else declared.value
+    return value
 
 
 def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:

@@ -74,6 +74,21 @@ class Encoder(nn.Module):
         return out, F.mse_loss(out, y)
 
 
+class Cross(nn.Module):
+    """Keys and values are of one projection, of which values are read first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(12, 2 * WIDTH)
+
+    def forward(self, x: Tensor, memory: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        both = self.kv(memory).reshape(*memory.shape[:2], 2, 2, 8).permute(2, 0, 3, 1, 4)
+        gate = both[1].mean(2, keepdim=True).sigmoid()
+        q = self.q(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
+        out = (F.scaled_dot_product_attention(q, both[0], both[1]) * gate).transpose(1, 2).flatten(2)
+        return out, F.mse_loss(out, y)
+
+
 class Images(nn.Module):
     """Convolutions with strides, padding and holes, pools, norms of groups and of batches, and larger images."""
 
@@ -131,6 +146,10 @@ CASES = {
     "encoder": (
         Encoder,
         lambda: {"x": torch.randn(3, 6, WIDTH), "mask": torch.rand(3, 6) > 0.3, "y": torch.randn(3, 6, WIDTH)},
+    ),
+    "cross": (
+        Cross,
+        lambda: {"x": torch.randn(3, 6, WIDTH), "memory": torch.randn(3, 5, 12), "y": torch.randn(3, 6, WIDTH)},
     ),
     "images": (Images, lambda: {"image": torch.randn(4, 3, 12, 12), "label": torch.randint(0, 5, (4,))}),
     "recurrent": (Recurrent, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 8)}),
