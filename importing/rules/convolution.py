@@ -101,4 +101,7 @@ def _say_patches(write: Writer, value: Value) -> Said:
     arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
     dims = (*x.dims[:first], *((name,) for name in (*new, *window)))
     axes = (*(name for name in x.axes if name not in old), *new, *window)
-    return Said(call("patches", x.text, arrow, **options), dims, axes)
+    made = Said(call("patches", x.text, arrow, **options), dims, axes)
+    for dim in range(first, first + count):
+        made = write.split(made, dim, names[dim])
+    return made

@@ -105,8 +105,9 @@ class Images(nn.Module):
         x = F.leaky_relu(self.norm(self.one(image)), 0.1)
         x = F.elu(self.batch(self.holes(x)))
         x = x + F.interpolate(F.max_pool2d(self.each(x), 2), scale_factor=2)
-        x = F.avg_pool2d(self.back(x), 2)
-        logits = self.head(x.mean((2, 3)))
+        x = self.back(x)
+        high = F.adaptive_avg_pool2d(F.max_pool2d(x, 3), (2, 2)).amax((2, 3))
+        logits = self.head(F.avg_pool2d(x, 2).mean((2, 3)) + high)
         return logits, F.cross_entropy(logits, label)
 
 
