@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
-from partita.importing.graph import Value, number
-from partita.importing.said import AND, CALL, COMPARISON, NOT, OR, PRODUCT, SIGN, SUM, Said, call, number_text, says
+from partita.importing.graph import Value
+from partita.importing.said import AND, CALL, COMPARISON, NOT, OR, PRODUCT, SIGN, SUM, Said, call, says
 from partita.importing.writing.writer import Writer
 
 SIGNS = {
@@ -73,11 +73,3 @@ def _say_dropout(write: Writer, value: Value) -> Said:
 @says("constant")
 def _say_constant(write: Writer, value: Value) -> Said:
     return write.table(value)
-
-
-def is_number(x: object) -> bool:
-    """Whether an operand is written as a number."""
-    return number(x) is not None
-
-
-__all__ = ["is_number", "number_text"]

@@ -659,6 +659,3 @@ def _longest_alike(texts: Sequence[str]) -> list[tuple[int, int]] | None:
 def _is_layer(scope: Scope) -> bool:
     """Whether a module of torch is a layer of several parts, such as that of a transformer."""
     return len(scope.values) > 4
-
-
-__all__ = ["Program"]
