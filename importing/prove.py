@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from partita.compiler.ops.attend import Attend
+from partita.compiler.ops.position import Dropout
+from partita.compiler.passes.build import build
 from partita.compiler.verify.proxy import single
 from partita.dsl.load import load
 from partita.dsl.names.correspondence import Weights
@@ -77,6 +81,7 @@ def prove(
     with restored(module), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.par"
         path.write_text(imported.text)
+        _same_dropout(path, imported)
         for number, candidates in enumerate(variants(imported, free)):
             redraw(module, number)
             for chosen in candidates:
@@ -241,6 +246,23 @@ class _Undropped(TorchFunctionMode):
             else:
                 kwargs["dropout_p"] = 0.0
         return function(*args, **kwargs)
+
+
+def _same_dropout(path: Path, imported: Imported) -> None:
+    """Raises NotUnderstood unless the file drops as often as the module, and the same shares."""
+    spec, diagnostics = load(path)
+    if spec is None or spec.model is None:
+        raise NotUnderstood(f"the file is not valid: {diagnostics[0].message}")
+    ops = [node.op for node in build(spec.model, "f64").nodes]
+    ours = Counter(op.rate if isinstance(op, Dropout) else op.dropout for op in ops if isinstance(op, Dropout | Attend))
+    values = imported.program.solver.values
+    theirs = Counter(value.args["rate"] for value in values if value.op == "dropout")
+    theirs.update(value.args["dropout"] for value in values if value.op == "attend")
+    shown = [
+        ", ".join(f"{count} times {rate}" for rate, count in sorted(each.items()) if rate) for each in (ours, theirs)
+    ]
+    if shown[0] != shown[1]:
+        raise NotUnderstood(f"the file drops {shown[0] or 'nothing'}, and the module {shown[1] or 'nothing'}")
 
 
 def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:

@@ -69,7 +69,7 @@ class Encoder(nn.Module):
 
         a = F.scaled_dot_product_attention(turned(q), turned(k), v, attn_mask=mask[:, None, None], scale=0.2)
         x = x + self.out(a.transpose(1, 2).reshape(batch, seq, width))
-        h = F.gelu(self.up(self.second(x)), approximate="tanh")
+        h = F.dropout(F.gelu(self.up(self.second(x)), approximate="tanh"), 0.2)
         out = F.gelu(self.down(h))
         return out, F.mse_loss(out, y)
 
