@@ -175,8 +175,7 @@ class Axes:
         for names, x in zip(value.args["letters"], value.args["xs"], strict=True):
             if x.op not in ("parameter", "part"):
                 continue
-            source = x.args["of"] if x.op == "part" else x
-            inner = INNER.search(source.args["names"][0].lower())
+            inner = INNER.search(x.source.args["names"][0].lower())
             for letter, dim in zip(names, self.solver.dims[x], strict=True):
                 if letter in value.args["out"]:
                     vote(leaves(dim), 5 if inner else 1, "ffn" if inner else "hidden")

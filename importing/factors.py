@@ -25,7 +25,6 @@ class Factor:
     parent: Factor | None = None
     parts: list[Factor] | None = None
     names: Counter[str] = Factory(Counter)
-    repeated: bool = False  # of an `expand`: values do not have it, unless they are made of one that has
 
 
 Dim: TypeAlias = list[Factor]
@@ -61,8 +60,6 @@ def leaves(dim: Iterable[Factor]) -> list[Factor]:
 
 def _refined(factor: Factor, sizes: Sequence[int]) -> None:
     factor.parts = [Factor(size) for size in sizes]
-    for part in factor.parts:
-        part.repeated = factor.repeated
 
 
 class Solver:
@@ -116,11 +113,16 @@ class Solver:
         if left or right:
             raise value.refuse("sizes of dimensions differ")
 
+    def unify_letters(self, known: dict[str, Dim], letters: Iterable[str], x: Value, value: Value) -> None:
+        """Dimensions of a letter are the same; `known` has those seen so far, and gains those of an operand `x`."""
+        for letter, dim, size in zip(letters, self.dims[x], x.shape, strict=True):
+            if size != 1:
+                self.unify(known.setdefault(letter, dim), dim, value)
+
     def _join(self, a: Factor, b: Factor) -> None:
         if a is not b:
             a.parent = b
             b.names.update(a.names)
-            b.repeated = b.repeated and a.repeated
 
     def broadcast(self, value: Value, xs: Sequence[Value]) -> list[Dim]:
         """The dimensions of the result of an elementwise operation."""
@@ -204,7 +206,6 @@ def without_numbers(path: str) -> str:
 
 def place_of(parameter: Value) -> tuple[object, ...]:
     """What parameters of repeated layers have in common: name but for numbers, and shape; of a part, which one."""
-    source = parameter.args["of"] if parameter.op == "part" else parameter
-    name = without_numbers(source.args["names"][0])
+    name = without_numbers(parameter.source.args["names"][0])
     part = (parameter.args["dim"], parameter.args["start"]) if parameter.op == "part" else ()
     return (name, parameter.shape, part)

@@ -106,6 +106,18 @@ class Value:
             made.twin = self.twin
         return made
 
+    def make_constant(self, elements: Tensor) -> Value:
+        """A constant at this value's place."""
+        made = self.make("constant", elements.shape, elements.dtype, name="")
+        made.constant = elements
+        return made
+
+    @property
+    def source(self) -> Value:
+        """The parameter that it is a part of; itself, if it is none."""
+        value: Value = self.args["of"] if self.op == "part" else self
+        return value
+
     def refuse(self, what: str) -> NotUnderstood:
         """A refusal at its place."""
         return NotUnderstood(what, self.place)

@@ -95,9 +95,7 @@ def _folded(value: Value) -> Value | None:
         if value.dtype in (torch.float32, torch.float64, torch.bool) or value.op in VIEWS:
             return None
         return _along_one(value)
-    made = value.make("constant", name="")
-    made.constant = value.constant
-    return made
+    return value.make_constant(value.constant)
 
 
 def _along_one(value: Value) -> Value | None:
@@ -111,7 +109,5 @@ def _along_one(value: Value) -> Value | None:
             first = first if other == dim else first.narrow(other, 0, 1)
         steps = first.flatten().diff()
         if bool((elements == first).all()) and bool((steps == steps[:1]).all()):
-            made = value.make("constant", tuple(first.shape), name="")
-            made.constant = first
-            return expanded(value, made, value.shape)
+            return expanded(value, value.make_constant(first), value.shape)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,9 +111,7 @@ def _gather(value: Value, a: Arguments) -> Value:
     x, ids, dim = a["self"], a["index"], a.dim()
     uniform = number(x)
     if uniform is not None:
-        made = value.make("constant", name="")
-        made.constant = torch.full(value.shape, uniform, dtype=value.dtype)
-        return made
+        return value.make_constant(torch.full(value.shape, uniform, dtype=value.dtype))
     return value.make("pick", x=x, ids=ids, dim=dim)
 
 
@@ -156,9 +155,7 @@ def _copy(value: Value, a: Arguments) -> Value:
 def _empty(value: Value, a: Arguments) -> Value:
     """Elements that something else writes."""
     a.ignored("self", "size", "dtype")
-    made = value.make("constant", name="")
-    made.constant = torch.zeros(value.shape, dtype=value.dtype)
-    return made
+    return value.make_constant(torch.zeros(value.shape, dtype=value.dtype))
 
 
 @aten("one_hot.default")
@@ -252,8 +249,7 @@ def _spread(value: Value, x: Value, dim: int, step: int) -> Value:
     if step == 1:
         return x
     apart = viewed(value, x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
-    zeros = value.make("constant", (*x.shape[: dim + 1], step - 1, *x.shape[dim + 1 :]), x.dtype, name="")
-    zeros.constant = torch.zeros(zeros.shape, dtype=x.dtype)
+    zeros = value.make_constant(torch.zeros(*x.shape[: dim + 1], step - 1, *x.shape[dim + 1 :], dtype=x.dtype))
     shape = (*x.shape[: dim + 1], step, *x.shape[dim + 1 :])
     spread = value.make("concat", shape, x.dtype, xs=[apart, zeros], dim=dim + 1)
     return viewed(value, spread, (*x.shape[:dim], x.shape[dim] * step, *x.shape[dim + 1 :]))
@@ -348,7 +344,7 @@ def _weighted(value: Value, x: Value, targets: Value, weight: Value, ignore: int
     each = value.make("token_nll", targets.shape, x=x, targets=targets, ignore=ignore)
     own = value.make("embedding", targets.shape, table=weight, ids=targets, padding=None)
     dims = list(range(targets.rank))
-    total = reduced(value, "sum", each.make("pointwise", function="multiply", xs=[each, own]), dims, False)
+    total = reduced(value, "sum", pointwise(each, "multiply", each, own), dims, False)
     return pointwise(value, "divide", total, reduced(value, "sum", own, dims, False))
 
 
@@ -369,21 +365,17 @@ def _nll(value: Value, a: Arguments) -> Value:
 def _distance(value: Value, a: Arguments) -> Value:
     x, y, reduction = a["self"], a["target"], a["reduction"]
     if value.op == "mse_loss.default" and reduction == 1 and x.shape == y.shape and number(x) is None is number(y):
-        return value.make("mse", a=x, b=y)
-    off = x.make("pointwise", function="subtract", xs=[x, y])
+        return value.make("mse", x=x, targets=y)
+    off = pointwise(x, "subtract", x, y)
     if value.op == "mse_loss.default":
-        each = off.make("pointwise", function="multiply", xs=[off, off])
+        each = pointwise(off, "multiply", off, off)
     else:
-        each = off.make("pointwise", function="abs", xs=[off])
+        each = pointwise(off, "abs", off)
     if value.op in ("smooth_l1_loss.default", "huber_loss.default"):
         # A parabola up to `bend`, and a line behind it; smooth_l1 is a Huber loss divided by it.
         smooth = value.op.startswith("smooth")
         bend = float(a["beta" if smooth else "delta"])
-
-        def of(function: str, *xs: object) -> Value:
-            made: Value = off.make("pointwise", function=function, xs=list(xs))
-            return made
-
+        of = partial(pointwise, off)
         parabola = of("multiply", of("multiply", off, off), 0.5 / (bend if smooth else 1))
         line = of("multiply", of("subtract", each, 0.5 * bend), 1.0 if smooth else bend)
         flags = off.make("pointwise", off.shape, torch.bool, function="less", xs=[each, bend])
@@ -398,11 +390,7 @@ def _binary(value: Value, a: Arguments) -> Value:
         raise value.refuse("weights of a binary cross entropy")
     if reduction == 1 and x.shape == y.shape and number(y) is None:
         return value.make("binary_cross_entropy", x=x, targets=y)
-    each = x.make(
-        "pointwise",
-        function="subtract",
-        xs=[x.make("pointwise", function="softplus", xs=[x]), x.make("pointwise", function="multiply", xs=[x, y])],
-    )
+    each = pointwise(x, "subtract", pointwise(x, "softplus", x), pointwise(x, "multiply", x, y))
     return _reduction(value, each, reduction)
 
 
@@ -418,11 +406,7 @@ def _of_probabilities(value: Value, a: Arguments) -> Value:
     p, y, reduction = a["self"], a["target"], a["reduction"]
     if a["weight"] is not None:
         raise value.refuse("weights of a binary cross entropy")
-
-    def of(function: str, *xs: object) -> Value:
-        made: Value = p.make("pointwise", p.shape, p.dtype, function=function, xs=list(xs))
-        return made
-
+    of = partial(pointwise, p)
     one, other = (of("maximum", of("log", each), -100.0) for each in (p, of("subtract", 1.0, p)))
     total = of("add", of("multiply", y, one), of("multiply", of("subtract", 1.0, y), other))
     return _reduction(value, of("negate", total), reduction)
@@ -433,10 +417,10 @@ def _weight_norm(value: Value, a: Arguments) -> Value:
     """v · g / |v|, of each row."""
     v, g = a["v"], a["g"]
     dim = a.dim(rank=v.rank)
-    squares = v.make("pointwise", function="multiply", xs=[v, v])
+    squares = pointwise(v, "multiply", v, v)
     total = reduced(v, "sum", squares, [i for i in range(v.rank) if i != dim], True)
-    length = total.make("pointwise", function="sqrt", xs=[total])
-    return pointwise(value, "multiply", v, g.make("pointwise", g.shape, function="divide", xs=[g, length]))
+    length = pointwise(total, "sqrt", total)
+    return pointwise(value, "multiply", v, pointwise(g, "divide", g, length))
 
 
 @aten("pairwise_distance.default")
@@ -444,9 +428,9 @@ def _distance_of_pairs(value: Value, a: Arguments) -> Value:
     x, y, power, eps, keep = a["x1"], a["x2"], a["p"], float(a["eps"]), bool(a["keepdim"])
     if power != 2:
         raise value.refuse(f"a distance of order {power}")
-    off = x.make("pointwise", function="subtract", xs=[x, y])
-    off = off.make("pointwise", function="add", xs=[off, eps])
-    squares = off.make("pointwise", function="multiply", xs=[off, off])
+    off = pointwise(x, "subtract", x, y)
+    off = pointwise(off, "add", off, eps)
+    squares = pointwise(off, "multiply", off, off)
     return pointwise(value, "sqrt", reduced(value, "sum", squares, [x.rank - 1], keep))
 
 
@@ -463,9 +447,8 @@ def _pad(value: Value, a: Arguments) -> Value:
             if count is None:
                 parts.append(x)
             elif count > 0:
-                made = value.make("constant", (*x.shape[:dim], count, *x.shape[dim + 1 :]), x.dtype, name="")
-                made.constant = torch.full(made.shape, fill, dtype=x.dtype)
-                parts.append(made)
+                shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+                parts.append(value.make_constant(torch.full(shape, fill, dtype=x.dtype)))
             elif count < 0:
                 raise value.refuse("padding that cuts off")
         if len(parts) > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from partita.importing.graph import Value, number
@@ -87,7 +89,7 @@ def _binary(value: Value, a: Arguments) -> Value:
         )
     times = a["alpha"] if "alpha" in value.args else 1
     if times != 1:
-        y = y * times if isinstance(y, int | float) else y.make("pointwise", function="multiply", xs=[y, times])
+        y = y * times if isinstance(y, int | float) else pointwise(y, "multiply", y, times)
     neutral = {"add": 0, "subtract": 0, "multiply": 1, "divide": 1}.get(function)
     if neutral is not None and number(y) == neutral and x.dtype == value.dtype:
         return expanded(value, x, value.shape)
@@ -118,7 +120,7 @@ def _alike(value: Value, x: object, operands: tuple[object, ...]) -> object:
 @aten("rsub.Scalar", "rsub.Tensor")
 def _rsub(value: Value, a: Arguments) -> Value:
     x, alpha = a["self"], a["alpha"]
-    x = x if alpha == 1 else x.make("pointwise", function="multiply", xs=[x, alpha])
+    x = x if alpha == 1 else pointwise(x, "multiply", x, alpha)
     return pointwise(value, "subtract", a["other"], x)
 
 
@@ -143,9 +145,7 @@ def _remainder(value: Value, a: Arguments) -> Value:
 def _power(value: Value, a: Arguments) -> Value:
     x, p = a["self"], a["exponent"]
     if value.op == "pow.Scalar":  # 2 ** x
-        scaled = p.make(
-            "pointwise", function="multiply", xs=[p, float(torch.tensor(float(x), dtype=torch.float64).log())]
-        )
+        scaled = pointwise(p, "multiply", p, float(torch.tensor(float(x), dtype=torch.float64).log()))
         return pointwise(value, "exp", scaled)
     exponent = number(p)
     if exponent == 0.5:
@@ -175,10 +175,10 @@ def _reciprocal(value: Value, a: Arguments) -> Value:
 def _near(value: Value, a: Arguments) -> Value:
     x = a["self"]
     if value.op == "log1p.default":
-        return pointwise(value, "log", value.make("pointwise", function="add", xs=[x, 1]))
+        return pointwise(value, "log", pointwise(value, "add", x, 1))
     if value.op == "expm1.default":
-        return pointwise(value, "subtract", value.make("pointwise", function="exp", xs=[x]), 1)
-    return pointwise(value, "divide", value.make("pointwise", function="log", xs=[x]), 0.6931471805599453)
+        return pointwise(value, "subtract", pointwise(value, "exp", x), 1)
+    return pointwise(value, "divide", pointwise(value, "log", x), 0.6931471805599453)
 
 
 @aten("gelu.default")
@@ -193,8 +193,8 @@ def _softplus(value: Value, a: Arguments) -> Value:
     x = a["self"]
     if beta == 1:
         return pointwise(value, "softplus", x)
-    scaled = value.make("pointwise", function="multiply", xs=[x, beta])
-    return pointwise(value, "divide", value.make("pointwise", function="softplus", xs=[scaled]), beta)
+    scaled = pointwise(value, "multiply", x, beta)
+    return pointwise(value, "divide", pointwise(value, "softplus", scaled), beta)
 
 
 @aten(
@@ -203,10 +203,7 @@ def _softplus(value: Value, a: Arguments) -> Value:
 @aten("mish.default", "prelu.default", "celu.default", "selu.default")
 def _activation(value: Value, a: Arguments) -> Value:
     x, name = a["self"], value.op.partition(".")[0]
-
-    def of(function: str, *xs: object) -> Value:
-        return pointwise(value, function, *xs)
-
+    of = partial(pointwise, value)
     if name == "leaky_relu":
         return of("maximum", x, of("multiply", x, a["negative_slope"]))
     if name == "prelu":
@@ -256,10 +253,9 @@ def _masked_fill(value: Value, a: Arguments) -> Value:
 def _triangle(value: Value, a: Arguments) -> Value:
     """Elements below or above a diagonal, and zeros."""
     x, diagonal = a["self"], int(a["diagonal"])
-    mask = value.make("constant", x.shape[-2:], torch.bool, name="")
     whole = torch.ones(x.shape[-2:], dtype=torch.bool)
-    mask.constant = whole.tril(diagonal) if value.op.startswith("tril") else whole.triu(diagonal)
-    return pointwise(value, "where", mask, x, 0)
+    mask = whole.tril(diagonal) if value.op.startswith("tril") else whole.triu(diagonal)
+    return pointwise(value, "where", value.make_constant(mask), x, 0)
 
 
 @aten("lerp.Scalar")
@@ -284,6 +280,4 @@ def _filled(value: Value, a: Arguments) -> Value:
     a.ignored("self", "dtype", "size")
     name = value.op.partition(".")[0]
     fill = a["fill_value"] if "full" in name else 1 if "ones" in name else 0
-    made = value.make("constant", name="")
-    made.constant = torch.full(value.shape, fill, dtype=value.dtype)
-    return made
+    return value.make_constant(torch.full(value.shape, fill, dtype=value.dtype))

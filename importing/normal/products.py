@@ -38,9 +38,7 @@ def _addmm(value: Value, a: Arguments) -> Value:
     made = made if alpha == 1 else pointwise(value, "multiply", made, alpha)
     if beta == 0:
         return made
-    return pointwise(
-        value, "add", made, bias if beta == 1 else bias.make("pointwise", function="multiply", xs=[bias, beta])
-    )
+    return pointwise(value, "add", made, bias if beta == 1 else pointwise(bias, "multiply", bias, beta))
 
 
 @aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")

@@ -39,10 +39,10 @@ def _variance(value: Value, a: Arguments) -> Value:
     for dim in dims:
         count *= x.shape[dim]
     off = value.make("pointwise", x.shape, x.dtype, function="subtract", xs=[x, reduced(value, "mean", x, dims, True)])
-    squares = off.make("pointwise", function="multiply", xs=[off, off])
+    squares = pointwise(off, "multiply", off, off)
     made = reduced(value, "mean", squares, dims, bool(a["keepdim"]))
     if correction:
-        made = made.make("pointwise", function="multiply", xs=[made, count / (count - correction)])
+        made = pointwise(made, "multiply", made, count / (count - correction))
     return made if value.op.startswith("var") else pointwise(value, "sqrt", made)
 
 
@@ -52,10 +52,10 @@ def _vector_norm(value: Value, a: Arguments) -> Value:
     a.ignored("dtype")
     dims = [int(dim) % x.rank for dim in given] if given else list(range(x.rank))
     if power == 1:
-        return reduced(value, "sum", x.make("pointwise", function="abs", xs=[x]), dims, bool(a["keepdim"]))
+        return reduced(value, "sum", pointwise(x, "abs", x), dims, bool(a["keepdim"]))
     if power != 2 and power is not None:
         raise value.refuse(f"a norm of order {power}")
-    squares = x.make("pointwise", function="multiply", xs=[x, x])
+    squares = pointwise(x, "multiply", x, x)
     return pointwise(value, "sqrt", reduced(value, "sum", squares, dims, bool(a["keepdim"])))
 
 
@@ -92,7 +92,7 @@ def _arg_max(value: Value, a: Arguments) -> Value:
     if a["dim"] is None:
         raise value.refuse("`argmax` over all dimensions")
     dim = a.dim()
-    x = x if value.op.startswith("argmax") else x.make("pointwise", function="negate", xs=[x])
+    x = x if value.op.startswith("argmax") else pointwise(x, "negate", x)
     shape = tuple(1 if i == dim else size for i, size in enumerate(x.shape))
     made = value.make("arg_max", shape, x=x, dim=dim)
     return made if a["keepdim"] else viewed(value, made)

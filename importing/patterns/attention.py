@@ -8,6 +8,7 @@ import torch
 from attrs import define
 
 from partita.importing.graph import Value, is_op, number
+from partita.importing.normal.pointwise import pointwise
 from partita.importing.normal.views import permuted, viewed
 from partita.importing.patterns.constants import MASKED, mask_of
 from partita.importing.patterns.matching import applied, either
@@ -25,7 +26,7 @@ class Scores:
 
     def forbid(self, forbidden: Value) -> None:
         """Scores do not count where this is true."""
-        self.allow(forbidden.make("pointwise", function="not", xs=[forbidden]))
+        self.allow(pointwise(forbidden, "not", forbidden))
         if self.mask is not None and forbidden.constant is not None and self.mask.constant is None:
             self.mask.constant = ~forbidden.constant
 
@@ -46,7 +47,7 @@ class Scores:
     def add(self, bias: Value) -> None:
         """Something is added to the scores."""
         if self.softcap is not None or self.scale != 1:
-            bias = bias.make("pointwise", function="multiply", xs=[bias, self.scale])
+            bias = pointwise(bias, "multiply", bias, self.scale)
         whole = bias if self.bias is None else None
         self.bias = whole or bias.make("pointwise", _joined(bias, self.bias), function="add", xs=[self.bias, bias])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import pi, sqrt
 
 from partita.importing.graph import Value, is_op, number
+from partita.importing.normal.pointwise import pointwise
 from partita.importing.patterns.matching import applied, close, either
 
 
@@ -58,9 +59,9 @@ def gelu(value: Value) -> Value | None:
             for inner, one in either(other, "add"):
                 if close(factor, 0.5) and close(one, 1) and isinstance(x, Value):
                     if _cubic(inner, x):
-                        return value.make("pointwise", function="gelu", xs=[x])
+                        return pointwise(value, "gelu", x)
                     if _root(inner, x):
-                        return value.make("pointwise", function="exact_gelu", xs=[x])
+                        return pointwise(value, "exact_gelu", x)
     return None
 
 
@@ -93,7 +94,7 @@ def silu(value: Value) -> Value | None:
     for x, gate in either(value, "multiply"):
         inside = applied(gate, "sigmoid")
         if inside is not None and inside[0] is x:
-            return value.make("pointwise", function="silu", xs=[x])
+            return pointwise(value, "silu", x)
     return None
 
 

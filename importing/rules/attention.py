@@ -37,10 +37,10 @@ def _attend(solver: Solver, value: Value) -> list[Dim]:
 @says("attend")
 def _say_attend(write: Writer, value: Value) -> Said:
     args = value.args
-    q, _ = write.single(write(args["q"]), args["q"], [-1])
-    k, (over, along) = write.single(write(args["k"]), args["k"], [-2, -1])
-    v, _ = write.single(write(args["v"]), args["v"], [-2])
-    one_q, (query, _) = write.single(q, args["q"], [-2, -1])
+    q, _ = write.single(write(args["q"]), [-1])
+    k, (over, along) = write.single(write(args["k"]), [-2, -1])
+    v, _ = write.single(write(args["v"]), [-2])
+    one_q, (query, _) = write.single(q, [-2, -1])
     lower = {"causal": True if args["causal"] else None, "window": args["window"]}
     tables = {name: args[name] for name in ("mask", "bias") if args[name] is not None}
     extra: dict[str, str] = {}
@@ -82,7 +82,7 @@ def _rope(solver: Solver, value: Value) -> list[Dim]:
 @says("rope")
 def _say_rope(write: Writer, value: Value) -> Said:
     position = value.args["position"]
-    x, (over, pairs) = write.single(write(value.args["x"]), value.args["x"], [position, -1])
+    x, (over, pairs) = write.single(write(value.args["x"]), [position, -1])
     base, part = value.args["base"], value.args["part"]
     options = {
         "scaling": value.args["scaling"],

@@ -36,14 +36,14 @@ def _places(solver: Solver, value: Value, dims: Sequence[Dim], sizes: Sequence[i
 def _say_conv(write: Writer, value: Value) -> Said:
     places = list(range(2, value.rank))
     args = value.args
-    x, old = write.single(write(args["x"]), args["x"], places)
+    x, old = write.single(write(args["x"]), places)
     kernel = write(args["kernel"])
     depthwise = args["groups"] != 1
     if not depthwise:
         taken = {name for names in x.dims for name in names}
         out = tuple(write.second(name) if name in taken else name for name in write.names_of(args["kernel"])[0])
         kernel = write.parameter_as(args["kernel"], kernel, [out, x.dims[1], *kernel.dims[2:]])
-    kernel, window = write.single(kernel, args["kernel"], places)
+    kernel, window = write.single(kernel, places)
     new = [names[0] if len(names) == 1 else write.merged_name(names) for names in write.names_of(value)[2:]]
     if any(not name for name in (*old, *new)):
         raise value.refuse("a convolution over a dimension of size 1")
@@ -86,7 +86,7 @@ def _patches(solver: Solver, value: Value) -> list[Dim]:
 def _say_patches(write: Writer, value: Value) -> Said:
     args, count = value.args, len(value.args["size"])
     first = args["x"].rank - count
-    x, old = write.single(write(args["x"]), args["x"], list(range(first, args["x"].rank)))
+    x, old = write.single(write(args["x"]), list(range(first, args["x"].rank)))
     names = write.names_of(value)
     new = [each[0] if len(each) == 1 else write.merged_name(each) for each in names[first : first + count]]
     window = [each[0] for each in names[first + count :]]

@@ -47,7 +47,7 @@ def _group_norm(solver: Solver, value: Value) -> list[Dim]:
 @says("group_norm")
 def _say_group_norm(write: Writer, value: Value) -> Said:
     """A layer norm of each group of channels, and of all places."""
-    x, (channels,) = write.single(write(value.args["x"]), value.args["x"], [1])
+    x, (channels,) = write.single(write(value.args["x"]), [1])
     groups, whole = value.args["groups"], value.shape[1]
     rest = [name for dim in x.dims[2:] for name in dim]
     eps = write.constant("eps", value.args["eps"])
@@ -127,7 +127,7 @@ def _say_embedding(write: Writer, value: Value) -> Said:
     ids, table, padding = value.args["ids"], write(value.args["table"]), value.args["padding"]
     (over,) = table.dims[0] if len(table.dims[0]) == 1 else (None,)
     if over is None:
-        table, (over,) = write.single(table, value.args["table"], [0])
+        table, (over,) = write.single(table, [0])
     of_ids = write(ids)
     if not of_ids.axes and of_ids.text.lstrip("-").isdigit():
         dims = (*of_ids.dims, *table.dims[1:])
@@ -159,7 +159,7 @@ def _cross_entropy(solver: Solver, value: Value) -> list[Dim]:
 def _say_cross_entropy(write: Writer, value: Value) -> Said:
     x, targets = write(value.args["x"]), write(value.args["targets"])
     classes = 1 if len(x.dims) > 1 else 0
-    one, (over,) = write.single(x, value.args["x"], [classes])
+    one, (over,) = write.single(x, [classes])
     rest = [names for i, names in enumerate(one.dims) if i != classes]
     targets = targets.renamed(rest)
     targets = write.expanded(targets, [name for dim in rest for name in dim if name not in targets.axes])
@@ -172,27 +172,14 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     return Said(text, tuple(rest), tuple(name for name in one.axes if name != over))
 
 
-@factors("mse")
-def _mse(solver: Solver, value: Value) -> list[Dim]:
-    for one, other in zip(solver.dims[value.args["a"]], solver.dims[value.args["b"]], strict=True):
-        solver.unify(one, other, value)
-    return []
-
-
-@says("mse")
-def _say_mse(write: Writer, value: Value) -> Said:
-    a = write(value.args["a"])
-    return Said(call("mse", a.text, write(value.args["b"]).renamed(a.dims).text))
-
-
-@factors("binary_cross_entropy")
-def _binary(solver: Solver, value: Value) -> list[Dim]:
+@factors("mse", "binary_cross_entropy")
+def _mean_of_errors(solver: Solver, value: Value) -> list[Dim]:
     for one, other in zip(solver.dims[value.args["x"]], solver.dims[value.args["targets"]], strict=True):
         solver.unify(one, other, value)
     return []
 
 
-@says("binary_cross_entropy")
-def _say_binary(write: Writer, value: Value) -> Said:
+@says("mse", "binary_cross_entropy")
+def _say_mean_of_errors(write: Writer, value: Value) -> Said:
     x = write(value.args["x"])
-    return Said(call("binary_cross_entropy", x.text, write(value.args["targets"]).renamed(x.dims).text))
+    return Said(call(value.op, x.text, write(value.args["targets"]).renamed(x.dims).text))

@@ -14,13 +14,7 @@ from partita.importing.writing.writer import Writer
 def _einsum(solver: Solver, value: Value) -> list[Dim]:
     known: dict[str, Dim] = {}
     for names, x in zip(value.args["letters"], value.args["xs"], strict=True):
-        for letter, dim, size in zip(names, solver.dims[x], x.shape, strict=True):
-            if size == 1:
-                continue
-            if letter in known:
-                solver.unify(known[letter], dim, value)
-            else:
-                known[letter] = dim
+        solver.unify_letters(known, names, x, value)
     return [known.get(letter, []) for letter in value.args["out"]]
 
 
@@ -97,7 +91,7 @@ def _say_along(write: Writer, value: Value) -> Said:
     x, dim = write(value.args["x"]), value.args["dim"]
     if value.args["function"] in ("softmax", "log_softmax"):
         return evolve(x, text=call(value.args["function"], x.text, over=listed(x.dims[dim])), binds=0)
-    one, (over,) = write.single(x, value.args["x"], [dim])
+    one, (over,) = write.single(x, [dim])
     made = evolve(one, text=call(value.args["function"], one.text, over=over), binds=0)
     return write.split(made, dim, x.dims[dim])
 
@@ -110,6 +104,6 @@ def _arg_max(solver: Solver, value: Value) -> list[Dim]:
 @says("arg_max")
 def _say_arg_max(write: Writer, value: Value) -> Said:
     dim = value.args["dim"]
-    x, (over,) = write.single(write(value.args["x"]), value.args["x"], [dim])
+    x, (over,) = write.single(write(value.args["x"]), [dim])
     kept = tuple(() if i == dim else names for i, names in enumerate(x.dims))
     return Said(call("arg_max", x.text, over=over), kept, tuple(n for n in x.axes if n != over), dtype="i64")

@@ -31,7 +31,7 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
     """Each gate has weights of its own; torch keeps those of all gates together."""
     args, kind = value.args, value.args["kind"]
     time = args["time"]
-    x, (seq,) = write.single(write(args["x"]), args["x"], [time])
+    x, (seq,) = write.single(write(args["x"]), [time])
     (inputs,), (hidden,) = x.dims[-1], write.names_of(value)[-1]
     before = write.second(hidden)
     same = inputs == hidden  # what it reads has the axis of the state, which a weight cannot have twice

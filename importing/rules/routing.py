@@ -11,16 +11,9 @@ from partita.importing.writing.writer import Writer
 @factors("routed")
 def _routed(solver: Solver, value: Value) -> list[Dim]:
     args = value.args
-    w = dict(zip(args["letters"][1:], solver.dims[args["w"]][1:], strict=True))
-    w[args["letters"][0]] = solver.dims[args["ids"]][0]
-    known = dict(w)
-    for letter, dim, size in zip(args["names"], solver.dims[args["x"]], args["x"].shape, strict=True):
-        if size == 1:
-            continue
-        if letter in known:
-            solver.unify(known[letter], dim, value)
-        else:
-            known[letter] = dim
+    known = dict(zip(args["letters"][1:], solver.dims[args["w"]][1:], strict=True))
+    known[args["letters"][0]] = solver.dims[args["ids"]][0]
+    solver.unify_letters(known, args["names"], args["x"], value)
     return [known.get(letter, []) for letter in args["out"]]
 
 
@@ -28,7 +21,7 @@ def _routed(solver: Solver, value: Value) -> list[Dim]:
 def _say_routed(write: Writer, value: Value) -> Said:
     args = value.args
     x, ids = write(args["x"]), write(args["ids"])
-    w, (along,) = write.single(write(args["w"]), args["w"], [0])
+    w, (along,) = write.single(write(args["w"]), [0])
     x = x.renamed(
         [
             ids.dims[0] if letter == args["letters"][0] and own else own
@@ -83,7 +76,7 @@ def _take(solver: Solver, value: Value) -> list[Dim]:
 @says("take")
 def _say_take(write: Writer, value: Value) -> Said:
     at = value.args["dim"]
-    x, (along,) = write.single(write(value.args["x"]), value.args["x"], [at])
+    x, (along,) = write.single(write(value.args["x"]), [at])
     ids = write(value.args["ids"])
     axes = (*(name for name in x.axes if name != along), *(name for name in ids.axes if name not in x.axes))
     return Said(
@@ -106,7 +99,7 @@ def _pick(solver: Solver, value: Value) -> list[Dim]:
 @says("pick")
 def _say_pick(write: Writer, value: Value) -> Said:
     at = value.args["dim"]
-    x, (along,) = write.single(write(value.args["x"]), value.args["x"], [at])
+    x, (along,) = write.single(write(value.args["x"]), [at])
     ids = write(value.args["ids"])
     ids = ids.renamed([x.dims[i] if i != at and own and x.dims[i] else own for i, own in enumerate(ids.dims)])
     axes = tuple(dict.fromkeys((*ids.axes, *(name for name in x.axes if name != along))))

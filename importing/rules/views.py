@@ -51,7 +51,7 @@ def _expand(solver: Solver, value: Value) -> list[Dim]:
         if i >= lacks and x.shape[i - lacks] == size:
             made.append(dims[i - lacks])
         else:
-            made.append([Factor(size, repeated=True)] if size != 1 else [])
+            made += solver.fresh([size])
     return made
 
 
@@ -103,7 +103,7 @@ def _slice(solver: Solver, value: Value) -> list[Dim]:
 @says("slice")
 def _say_slice(write: Writer, value: Value) -> Said:
     dim, start = value.args["dim"], value.args["start"]
-    x, (old,) = write.single(write(value.args["x"]), value.args["x"], [dim])
+    x, (old,) = write.single(write(value.args["x"]), [dim])
     size = value.shape[dim]
     if old not in x.axes:  # repeated along the dimension: so is every part of it
         return evolve(x, dims=tuple(write.names_of(value)[i] if i == dim else each for i, each in enumerate(x.dims)))
@@ -136,7 +136,7 @@ def _select(solver: Solver, value: Value) -> list[Dim]:
 @says("select")
 def _say_select(write: Writer, value: Value) -> Said:
     dim = value.args["dim"]
-    x, (old,) = write.single(write(value.args["x"]), value.args["x"], [dim])
+    x, (old,) = write.single(write(value.args["x"]), [dim])
     dims = tuple(each for i, each in enumerate(x.dims) if i != dim)
     if old not in x.axes:
         return evolve(x, dims=dims)
@@ -167,10 +167,10 @@ def _say_concat(write: Writer, value: Value) -> Said:
     parts, pieces = [], []
     said = [write(x) for x in xs]
     others = [name for x in said for i, names in enumerate(x.dims) if i != dim for name in names if name in x.axes]
-    for x, own, piece in zip(xs, said, write.pieces_of(value), strict=True):
+    for own, piece in zip(said, write.pieces_of(value), strict=True):
         one = own
         if own.dims[dim]:
-            one, (name,) = write.single(own, x, [dim])
+            one, (name,) = write.single(own, [dim])
         else:
             (name,) = piece
         missing = [each for each in dict.fromkeys([*others, name]) if each not in one.axes]
@@ -196,6 +196,6 @@ def _roll(solver: Solver, value: Value) -> list[Dim]:
 
 @says("roll")
 def _say_roll(write: Writer, value: Value) -> Said:
-    x, (over,) = write.single(write(value.args["x"]), value.args["x"], [value.args["dim"]])
+    x, (over,) = write.single(write(value.args["x"]), [value.args["dim"]])
     made = evolve(x, text=call("roll", x.text, over=over, by=value.args["by"]), binds=0)
     return write.split(made, value.args["dim"], write.names_of(value)[value.args["dim"]])

@@ -96,10 +96,9 @@ class File:
 
     def initial(self, value: Value) -> str:
         """How a parameter begins: as those at the same place of other layers do."""
-        source = value.args["of"] if value.op == "part" else value
-        key = place_of(source)
+        key = place_of(value.source)
         alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
-        every = torch.cat([stored(each).flatten().double() for each in alike or [source.args["data"]]])
+        every = torch.cat([stored(each).flatten().double() for each in alike or [value.source.args["data"]]])
         if every.numel() == 1 and every.device.type != "meta":
             only = float(f"{float(every[0]):.5g}")
             if torch.tensor(only) != every[0].float():  # no number that one would have written

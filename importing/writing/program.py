@@ -22,7 +22,6 @@ from partita.importing.writing.writer import Writer
 INPUTS = ("x", "y", "z", "u", "w")
 # Values of these operations are statements, where the module's source has a name for them.
 HEAVY = ("einsum", "embedding", "conv")
-MOST = 88  # characters of an expression that another one contains
 
 
 class Program:
@@ -121,7 +120,7 @@ class Program:
         same = ("x", "dim", "count")
         both = [v for v in self.tree.values if v.op == "top" and all(v.args[k] == value.args[k] for k in same)]
         writer = Writer(self.file, body)
-        x, (over,) = writer.single(writer(value.args["x"]), value.args["x"], [value.args["dim"]])
+        x, (over,) = writer.single(writer(value.args["x"]), [value.args["dim"]])
         dims: list[tuple[str, ...]] = [*x.dims]
         dims[value.args["dim"]] = writer.names_of(value)[value.args["dim"]]
         (chosen,) = dims[value.args["dim"]]
@@ -557,7 +556,7 @@ class Program:
         entries = self._entries()
         lines: dict[tuple[tuple[str, ...], bool], dict[str, Declared]] = {}
         for name, around, declared in entries:
-            source = _source(declared)
+            source = declared.value.source
             theirs = tuple(_theirs(each, around) for each in source.args["names"])
             lines.setdefault((theirs, declared.value.op == "part"), {}).setdefault(name, declared)
         every = {name for ours in lines.values() for name in ours}
@@ -568,7 +567,7 @@ class Program:
             names = ", ".join(_short(name, every) for name in ours)
             quoted = ", ".join(f'"{name}"' for name in theirs)
             written.append(f"{names} = {quoted} [{', '.join(_weight_dims(list(ours.values())))}]")
-        if skipped := self._skipped({name for _, _, each in entries for name in _source(each).args["names"]}):
+        if skipped := self._skipped({name for _, _, each in entries for name in each.value.source.args["names"]}):
             written.append(f"skip {', '.join(skipped)}")
         return written
 
@@ -588,7 +587,7 @@ class Program:
         frozen = dict.fromkeys(
             _short(name, every)
             for name, _, each in entries
-            if each.keyword == "param" and not _source(each).args["trained"]
+            if each.keyword == "param" and not each.value.source.args["trained"]
         )
         if not frozen:
             return []
@@ -602,12 +601,6 @@ def _apart(names: Sequence[Names], another: Callable[[str], str]) -> list[Names]
         taken = {name for each in made for name in each}
         made.append(tuple(another(name) if name in taken else name for name in own))
     return made
-
-
-def _source(declared: Declared) -> Value:
-    """The parameter of the module that a parameter is, or is a part of."""
-    value: Value = declared.value.args["of"] if declared.value.op == "part" else declared.value
-    return value
 
 
 def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attrs import Factory, define
 
-from partita.importing.graph import LEAVES, Call, Value, is_op, number
+from partita.importing.graph import LEAVES, Call, Value, is_op
 
 VIEWS = ("view", "permute", "expand", "cast")
 NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
@@ -151,7 +151,7 @@ class Tree:
 
 def is_written_in_place(value: Value) -> bool:
     """Whether a value is no statement: a number, a formula of constants, a view or a cast."""
-    return value.op in VIEWS or value.constant is not None or number(value) is not None
+    return value.op in VIEWS or value.constant is not None
 
 
 def base(value: Value) -> Value:

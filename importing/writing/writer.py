@@ -87,7 +87,7 @@ class Writer:
         """The axes that an axis is split into, given what they are called and their sizes."""
         return self.file.parts(name, parts)
 
-    def single(self, said: Said, value: Value, dims: Sequence[int]) -> tuple[Said, list[str]]:
+    def single(self, said: Said, dims: Sequence[int]) -> tuple[Said, list[str]]:
         """A value each of whose dimensions is one axis: several are merged, and one of size 1 is made."""
         found: list[str] = []
         for dim in dims:
@@ -283,11 +283,9 @@ class Writer:
         return Said(known.name, known.dims, known.axes)
 
     def _declared(self, value: Value, body: Body, dims: tuple[Names, ...]) -> Declared:
-        source = value.args["of"] if value.op == "part" else value
-        scope = next(
-            (s for s in body.scopes if any(n.startswith(f"{s.path}.") for n in source.args["names"])), body.scopes[0]
-        )
-        wanted = parameter_name(source.args["names"], scope)
+        names = value.source.args["names"]
+        scope = next((s for s in body.scopes if any(n.startswith(f"{s.path}.") for n in names)), body.scopes[0])
+        wanted = parameter_name(names, scope)
         if value.op == "part":
             wanted = self.file.part_name(value, wanted)
         name, count = wanted, 2
