@@ -195,6 +195,8 @@ def test_a_table_is_predicted(name: str):
     assert rank_correlation(pairs) >= 0.8
 
 
+# Whose own layout needs more of our program than the 80 GiB of a device: 88 of each.
+LARGER = {("nemo", "Nemotron-340B"), ("deepseek", "2,048 GPUs")}
 FIRST = {(row.family, row.table): row for own in reversed(ROWS.values()) for row in reversed(own)}
 
 
@@ -203,5 +205,5 @@ FIRST = {(row.family, row.table): row for own in reversed(ROWS.values()) for row
 def test_no_published_configuration_is_predicted_faster_than_its_plan(row: Row):
     found = Search(space_of(evolve(row, set={**row.set, **row.planned}).load())).run()
     assert found.own is not None
-    assert found.own_fits
+    assert found.own_fits is ((row.family, row.name) not in LARGER)
     assert found.plans[0].prediction.step_time <= found.own.prediction.step_time

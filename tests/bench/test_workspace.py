@@ -121,6 +121,8 @@ class Measured:
         device = CPU if self.watch is None else DEVICE
         context = Context(0, device)
         context.step, context.update, context.coordinates = 1, 1, dict.fromkeys(state.mesh.sizes, 0)
+        if isinstance(op, Update):
+            context.update = op.first
         context.rates = (0.1,) * len(state.train.optimizer.rules)
         types = operands if target is None else [*operands, target]
         given = {f"x{i}": operand(type, device, strided and i == 1) for i, type in enumerate(types)}
