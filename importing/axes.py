@@ -150,6 +150,12 @@ class Axes:
             vote(table[0], 120, "experts")
             for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
                 vote(dim, 5, "ffn" if letter in args["out"] else "embed")
+        elif value.op == "linear_scan":
+            vote(dims[-1], 40, "states")
+            if value.rank == 5:  # [batch, seq, heads, head, states], as in Mamba-2
+                vote(dims[2], 200, "heads")
+                vote(dims[2], 200, "groups", "heads")
+                vote(dims[3], 40, "head")
         elif value.op == "recurrent":
             vote(dims[-1], 15, "hidden")
         elif value.op == "top":

@@ -10,12 +10,16 @@ from traceback import extract_tb
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, nn
+from torch.export import default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import TreeSpec
 
 from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
+from partita.importing.normal.arguments import OPERATIONS
+from partita.importing.normal.views import SEVERAL
 from partita.importing.substitutes import exported
 
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
@@ -31,7 +35,7 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     a branch that depends on data, for instance.
     """
     try:
-        program = exported(module, inputs).run_decompositions({})
+        program = exported(module, inputs).run_decompositions(_decompositions())
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
     captured = _Capturing(program).captured()
@@ -39,6 +43,15 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     for value in captured.inputs:
         value.args["name"] = lower.get(value.args["name"], value.args["name"])
     return captured
+
+
+def _decompositions() -> Any:
+    """How torch takes operations apart that this package does not know."""
+    table = default_decompositions()
+    for operation in list(table):
+        if str(operation).removeprefix("aten.") in (OPERATIONS.keys() | SEVERAL.keys()):
+            del table[operation]
+    return table
 
 
 def _reason(error: Exception) -> str:
@@ -138,7 +151,8 @@ class _Capturing:
         if target is operator.getitem:
             if isinstance(args[0], list | tuple):
                 return args[0][args[1]]
-            value = self._value("getitem", {"x": args[0], "index": args[1]}, node.meta["val"], place)
+            args_of = {"x": args[0], "index": args[1]}
+            value = self._value("getitem", args_of, node.meta["val"], _of_one(place, args[1]))
             if args[0].results is not None:
                 value.constant = args[0].results[args[1]]
             return value
@@ -203,6 +217,14 @@ def _elements(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [_elements(each) for each in x]
     return {name: _elements(each) for name, each in x.items()} if isinstance(x, dict) else x
+
+
+def _of_one(place: Place, index: int) -> Place:
+    """Where one of several results comes from, which may have a name of its own."""
+    at = next((i for i in reversed(range(len(place.lines))) if "/torch/" not in place.lines[i].file), None)
+    if at is None or index >= len(place.lines[at].names):
+        return place
+    return evolve(place, lines=(*place.lines[:at], evolve(place.lines[at], index=index), *place.lines[at + 1 :]))
 
 
 def _place(node: torch.fx.Node) -> Place:

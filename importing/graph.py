@@ -28,12 +28,15 @@ class Call:
 
 @frozen
 class Line:
-    """A line of source that a value comes from, and the names that it assigns to."""
+    """A line of source that a value comes from, and the names that it assigns to; the value is that with this `index`
+    of several results.
+    """
 
     file: str
     number: int
     names: tuple[str, ...] = ()
     text: str = ""
+    index: int | None = None
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.number}"

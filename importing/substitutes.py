@@ -1,13 +1,18 @@
-"""What exports badly, by what computes the same."""
+"""What exports badly, by what computes the same: functions of libraries are replaced before a module is exported.
+
+The proof compares the module as it is with what its substitutes compute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules import transformer
 
 
@@ -22,14 +27,125 @@ def _substituted(module: nn.Module) -> Iterator[None]:
     """Experts of transformers do not sort, and torch's encoders do not compare their masks with causal ones: that is a
     hint, and the mask is applied.
     """
-    for part in module.modules():
-        config = getattr(part, "config", None)
-        if hasattr(part, "set_experts_implementation") and getattr(config, "_experts_implementation", None):
-            cast("Any", part).set_experts_implementation("batched_mm")
-    inner = cast("Any", transformer)
-    detect = inner._detect_is_causal_mask
-    inner._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    files = {type(part).__module__: None for part in module.modules()}
+    with ExitStack() as stack:
+        for part in module.modules():
+            config = getattr(part, "config", None)
+            if hasattr(part, "set_experts_implementation") and getattr(config, "_experts_implementation", None):
+                cast("Any", part).set_experts_implementation("batched_mm")
+        hint = _replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
+        stack.enter_context(hint)
+        for file in files:
+            for name, function in SCANS.items():
+                if file.startswith("transformers.") and hasattr(sys.modules[file], name):
+                    stack.enter_context(_replaced(sys.modules[file], name, function))
+        yield
+
+
+@contextmanager
+def _replaced(owner: object, name: str, by: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, by)
     try:
         yield
     finally:
-        inner._detect_is_causal_mask = detect
+        setattr(owner, name, before)
+
+
+# ------------------------------------------------------------ recurrences
+
+
+@torch.library.custom_op("partita::linear_scan", mutates_args=())
+def linear_scan(a: Tensor, x: Tensor, dim: int) -> Tensor:
+    """h[t] = a[t] · h[t-1] + x[t] along a dimension, elementwise, with h = 0 before the first; `a` has the dimensions
+    of x, of which some may be of size 1.
+    """
+    h = torch.zeros_like(x.select(dim, 0))
+    states = []
+    for each, own in zip(a.unbind(dim), x.unbind(dim), strict=True):
+        h = each * h + own
+        states.append(h)
+    return torch.stack(states, dim)
+
+
+@linear_scan.register_fake
+def _(a: Tensor, x: Tensor, dim: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    a, _, ctx.dim = inputs
+    ctx.save_for_backward(a, output)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    """The gradient of a state goes backward through later ones, by the factors that these were made with."""
+    a, h = ctx.saved_tensors
+    dim = ctx.dim
+    first = torch.zeros_like(a.narrow(dim, 0, 1))
+    later = torch.cat([a.narrow(dim, 1, a.shape[dim] - 1), first], dim).flip(dim)
+    own = linear_scan(later, gradient.flip(dim), dim).flip(dim)
+    before = torch.cat([torch.zeros_like(h.narrow(dim, 0, 1)), h.narrow(dim, 0, h.shape[dim] - 1)], dim)
+    return (own * before).sum_to_size(a.shape), own, None
+
+
+linear_scan.register_autograd(_backward, setup_context=_keep)
+
+
+def _chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    enter: Tensor,
+    leave: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **unused: object,
+) -> Tensor:
+    """The state-space layer of Mamba-2, of which transformers computes chunks (arXiv 2405.21060).
+
+    x: [batch, seq, heads, head]; dt: [batch, seq, heads]; rate: [heads]; enter, leave: [batch, seq, groups, states].
+    """
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = F.softplus(dt) if dt_softplus else dt
+    dt = dt if tuple(dt_limit) == (0.0, float("inf")) else dt.clamp(*dt_limit)
+    repeats = x.shape[2] // enter.shape[2]
+    enter, leave = (each.repeat_interleave(repeats, dim=2) for each in (enter, leave))
+    a = torch.exp(rate * dt)
+    memory = linear_scan(a[..., None, None], (x * dt[..., None])[..., None] * enter[..., None, :], 1)
+    y = torch.einsum("bshpn,bshn->bshp", memory, leave)
+    return y if D is None else y + D[..., None] * x
+
+
+def _selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    enter: Tensor,
+    leave: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    **unused: object,
+) -> Tensor:
+    """The state-space layer of Mamba, of which transformers computes one position after the other (arXiv 2312.00752).
+
+    x, dt, z: [batch, inner, seq]; rate: [inner, states]; enter, leave: [batch, states, seq].
+    """
+    dt = dt if delta_bias is None else dt + delta_bias[..., None]
+    dt = F.softplus(dt) if delta_softplus else dt
+    a = torch.exp(rate[:, None] * dt[..., None])
+    memory = linear_scan(a, (dt * x)[..., None] * enter.transpose(1, 2)[:, None], 2)
+    y = torch.einsum("bisn,bns->bis", memory, leave)
+    y = y if D is None else y + D[:, None] * x
+    return y if z is None else y * F.silu(z)
+
+
+# Functions of transformers, by name.
+SCANS: Mapping[str, Callable[..., Tensor]] = {
+    "mamba2_chunk_scan": _chunk_scan,
+    "mamba_selective_scan": _selective_scan,
+}

@@ -188,17 +188,17 @@ def _conv(value: Value, a: Arguments) -> Value:
     x, kernel, bias, padding = a["input"], a["weight"], a["bias"], a["padding"]
     stride, dilation, groups = a["stride"], a["dilation"], int(a["groups"])
     if isinstance(padding, str):
-        spans = [d * (size - 1) for d, size in zip(dilation, kernel.shape[2:], strict=True)]
-        if padding == "same" and any(each % 2 for each in spans):
-            raise value.refuse("padding that differs on both sides")
-        padding = [each // 2 if padding == "same" else 0 for each in spans]
-    one = kernel.shape[2:] == (1,) * (x.rank - 2) and set(stride) == {1} and not any(padding)
+        spans = [d * (size - 1) if padding == "same" else 0 for d, size in zip(dilation, kernel.shape[2:], strict=True)]
+        around = [(span // 2, span - span // 2) for span in spans]
+    else:
+        around = [(each, each) for each in padding]
+    one = kernel.shape[2:] == (1,) * (x.rank - 2) and set(stride) == {1} and not any(map(any, around))
     if one and groups == 1:
         names = "abcdefg"[: x.rank]
         flat = viewed(kernel, kernel, kernel.shape[:2])
         made = einsum(value, [names, "zb"], f"az{names[2:]}", x, flat)
     else:
-        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        options = {"stride": stride, "padding": around, "dilation": dilation, "groups": groups}
         made = value.make("conv", x=x, kernel=kernel, **options)
     if bias is None:
         return made
@@ -227,7 +227,12 @@ def _conv_transpose(value: Value, a: Arguments) -> Value:
         if any(each < 0 for each in around):
             raise value.refuse("a transposed convolution that cuts off more than its kernel")
         wide = [size + 2 * pad - own + 1 for size, pad, own in zip(x.shape[2:], around, sizes, strict=True)]
-        options = {"stride": [1] * count, "padding": around, "dilation": dilation, "groups": 1}
+        options = {
+            "stride": [1] * count,
+            "padding": [(each, each) for each in around],
+            "dilation": dilation,
+            "groups": 1,
+        }
         made = value.make("conv", (*value.shape[:2], *wide), x=x, kernel=turned, **options)
         for i in range(count):
             made = sliced(value, made, 2 + i, 0, value.shape[2 + i])
@@ -280,7 +285,7 @@ def _pool(value: Value, a: Arguments) -> Value:
         x=x,
         size=size,
         stride=stride,
-        padding=padding,
+        padding=[(each, each) for each in padding],
         dilation=a["dilation"] or 1,
         fill=fill,
     )

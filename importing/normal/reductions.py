@@ -96,3 +96,8 @@ def _arg_max(value: Value, a: Arguments) -> Value:
     shape = tuple(1 if i == dim else size for i, size in enumerate(x.shape))
     made = value.make("arg_max", shape, x=x, dim=dim)
     return made if a["keepdim"] else viewed(value, made)
+
+
+@aten("partita.linear_scan.default")
+def _linear_scan(value: Value, a: Arguments) -> Value:
+    return value.make("linear_scan", a=a["a"], x=a["x"], dim=a.dim(rank=value.rank))

@@ -5,6 +5,7 @@ from functools import partial
 
 from partita.importing.graph import Value
 from partita.importing.patterns.attention import RULES as ATTENTION
+from partita.importing.patterns.convolutions import RULES as CONVOLUTIONS
 from partita.importing.patterns.experts import RULES as EXPERTS
 from partita.importing.patterns.losses import RULES as LOSSES
 from partita.importing.patterns.norms import RULES as NORMS
@@ -17,4 +18,4 @@ from partita.importing.patterns.views import RULES as VIEWS
 def patterns(scalings: Sequence[tuple[float, Scaling]]) -> list[Callable[[Value], Value | None]]:
     """All patterns, given how positions of a module may be scaled."""
     rotary = [partial(rule, scalings=scalings) for rule in ROTARY]
-    return [*VIEWS, *NORMS, *rotary, part, *ATTENTION, *EXPERTS, *LOSSES]
+    return [*VIEWS, *CONVOLUTIONS, *NORMS, *rotary, part, *ATTENTION, *EXPERTS, *LOSSES]

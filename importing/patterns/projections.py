@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from partita.importing.graph import Value, is_op, order, rewritten, users
 from partita.importing.normal.products import einsum
@@ -12,8 +12,18 @@ from partita.importing.patterns.matching import applied
 
 
 def split_projections(outputs: Sequence[Value]) -> list[Value]:
-    """Replace slices of products along the dimension that only the weight has, where all readers are such slices."""
+    """Replace slices of products along the dimension that only the weight has, where all readers are such slices; of
+    parts again, which several convolutions behind each other read.
+    """
     outputs = rewritten(outputs, [_as_slice])
+    before: list[Value] = []
+    while len(before) != len(order(outputs)):
+        before = order(outputs)
+        outputs = _split(outputs)
+    return outputs
+
+
+def _split(outputs: list[Value]) -> list[Value]:
     values = order(outputs)
     readers = users(values)
     parts: dict[tuple[Value, int, int, int], Value] = {}
@@ -22,46 +32,86 @@ def split_projections(outputs: Sequence[Value]) -> list[Value]:
         key = (weight, dim, start, size)
         if key not in parts:
             shape = (*weight.shape[:dim], size, *weight.shape[dim + 1 :])
-            args = {"of": weight, "dim": dim, "start": start, "number": number}
+            first, own = (weight.args["start"], weight.args["number"]) if weight.op == "part" else (0, 0)
+            args = {"of": weight.source, "dim": dim, "start": first + start, "number": own + number}
             parts[key] = Value("part", args, shape, weight.dtype, weight.place, weight.position)
         return parts[key]
 
-    def slices_of(value: Value) -> list[Value] | None:
-        """The slices that are all that reads a value, through views that keep its last dimension."""
+    def slices_of(value: Value, dim: int) -> list[Value] | None:
+        """The slices along a dimension that are all that reads a value, through what `_through` follows."""
         found: list[Value] = []
         for reader in readers.get(value, []):
-            if is_op(reader, "slice") and reader.args["dim"] == reader.rank - 1:
+            if is_op(reader, "slice") and reader.args["dim"] == dim:
                 found.append(reader)
-            elif is_op(reader, "view") and reader.shape and reader.shape[-1] == value.shape[-1]:
-                inner = slices_of(reader)
-                if inner is None:
-                    return None
-                found += inner
-            else:
+                continue
+            inner = None if is_op(reader, "slice") else slices_below(reader, value, dim)
+            if inner is None:
                 return None
+            found += inner
         return found
 
-    whole: dict[Value, list[int]] = {}
+    def slices_below(reader: Value, value: Value, dim: int) -> list[Value] | None:
+        for own in range(reader.rank):
+            if _through(reader, own) == (value, dim):
+                return slices_of(reader, own)
+        return None
+
+    whole: dict[tuple[Value, int], list[int]] = {}
     for value in values:
-        if _cut(value) is not None:
-            slices = slices_of(value)
-            if slices is not None and len({each.args["start"] for each in slices}) > 1:
-                whole[value] = sorted({each.args["start"] for each in slices})
+        for dim in range(value.rank):
+            if _cut(value, dim) is not None:
+                slices = slices_of(value, dim)
+                if slices is not None and len({each.args["start"] for each in slices}) > 1:
+                    whole[value, dim] = sorted({each.args["start"] for each in slices})
 
     def rule(value: Value) -> Value | None:
-        if not is_op(value, "slice") or value.args["dim"] != value.rank - 1:
+        if not is_op(value, "slice"):
             return None
-        source = value.args["x"]
-        while is_op(source, "view") and source.shape[-1] == source.args["x"].shape[-1]:
-            source = source.args["x"]
-        cut = _cut(source)
-        if source not in whole or cut is None:
+        source, dim = value.args["x"], value.args["dim"]
+        (source, dim), way = _source(source, dim)
+        cut = _cut(source, dim)
+        if (source, dim) not in whole or cut is None:
             return None
-        start, size = value.args["start"], value.shape[-1]
-        number = whole[source].index(start)
-        return viewed(value, cut(value, lambda weight, dim: part(weight, dim, start, size, number)))
+        start, size = value.args["start"], value.shape[value.args["dim"]]
+        number = whole[source, dim].index(start)
+        made = cut(value, lambda weight, dim: part(weight, dim, start, size, number))
+        return viewed(value, _again(value, made, way))
 
     return rewritten(outputs, [rule])
+
+
+def _through(value: Value, dim: int) -> tuple[Value, int] | None:
+    """What a value makes of one operand, and which dimension of that a dimension is, where a part of the one is made of
+    that part of the other: a view that keeps its last dimension, a permutation, an elementwise function.
+    """
+    x = value.args.get("x")
+    if is_op(value, "view") and dim == value.rank - 1 and isinstance(x, Value) and x.shape[-1:] == value.shape[-1:]:
+        return x, x.rank - 1
+    if is_op(value, "permute") and isinstance(x, Value):
+        return x, value.args["order"][dim]
+    if is_op(value, "pointwise") and len(value.args["xs"]) == 1:
+        return value.args["xs"][0], dim
+    return None
+
+
+def _source(value: Value, dim: int) -> tuple[tuple[Value, int], list[tuple[Value, int]]]:
+    """What a value is made of by the operations that `_through` follows, with the dimension; and these, last first."""
+    way = []
+    while (before := _through(value, dim)) is not None:
+        way.append((value, dim))
+        value, dim = before
+    return (value, dim), way
+
+
+def _again(value: Value, x: Value, way: Sequence[tuple[Value, int]]) -> Value:
+    """A part, through the operations that the whole went through, at a value's place."""
+    for step, dim in reversed(way):
+        before = _through(step, dim)
+        assert before is not None
+        size = x.shape[before[1]]
+        own = {"xs": [x]} if "xs" in step.args else {"x": x}
+        x = value.make(step.op, (*step.shape[:dim], size, *step.shape[dim + 1 :]), step.dtype, **{**step.args, **own})
+    return x
 
 
 def _as_slice(value: Value) -> Value | None:
@@ -75,7 +125,7 @@ def _as_slice(value: Value) -> Value | None:
         return None
     source = view.args["x"]
     last = source.rank - 1
-    if counted != last or view.shape[:last] != source.shape[:-1] or _cut(source) is None:
+    if counted != last or view.shape[:last] != source.shape[:-1] or _cut(source, last) is None:
         return None
     size = source.shape[-1] // view.shape[last]
     part = sliced(value, source, last, value.args["index"] * size, size)
@@ -87,11 +137,13 @@ def _as_slice(value: Value) -> Value | None:
 Cutting: TypeAlias = Callable[[Value, Callable[[Value, int], Value]], Value]
 
 
-def _cut(value: Value) -> Cutting | None:
-    """What makes a part of a projection, whose output is last: of a product, of experts, or of these with a bias."""
+def _cut(value: Value, dim: int) -> Cutting | None:
+    """What makes a part of a value along a dimension that is one of weights: of a product, of experts, of a convolution
+    of each channel, or of these with a bias.
+    """
     xs = applied(value, "add")
-    if xs is not None and isinstance(xs[0], Value):
-        product, bias = _cut(xs[0]), _bias(xs[1])
+    if xs is not None and isinstance(xs[0], Value) and isinstance(xs[1], Value):
+        product, bias = _cut(xs[0], dim), _bias(xs[1], xs[1].rank - (value.rank - dim))
         if product is None or bias is None:
             return None
 
@@ -100,28 +152,48 @@ def _cut(value: Value) -> Cutting | None:
             return place.make("pointwise", made.shape, function="add", xs=[made, bias(place, part)])
 
         return added
-    if is_op(value, "einsum") and len(value.args["xs"]) == 2 and is_op(value.args["xs"][1], "parameter"):
+    if is_op(value, "einsum") and len(value.args["xs"]) == 2 and is_op(value.args["xs"][1], "parameter", "part"):
         (x, weight), letters, out = value.args["xs"], value.args["letters"], value.args["out"]
-        if not out or out[-1] not in letters[1] or out[-1] in letters[0]:
+        if not out or out[dim] not in letters[1] or out[dim] in letters[0]:
             return None
-        return lambda place, part: einsum(place, letters, out, x, part(weight, letters[1].index(out[-1])))
-    if (
-        is_op(value, "routed")
-        and is_op(value.args["w"], "parameter")
-        and value.args["out"][-1] in value.args["letters"]
-    ):
-        args = value.args
-        dim = args["letters"].index(args["out"][-1])
+        at = letters[1].index(out[dim])
+        if weight.op == "part" and weight.args["dim"] != at:
+            return None
+        return lambda place, part: einsum(place, letters, out, x, part(weight, at))
+    args = value.args
+    if is_op(value, "routed") and is_op(args["w"], "parameter") and args["out"][dim] in args["letters"]:
+        along = args["letters"].index(args["out"][dim])
 
         def chosen(place: Value, part: Callable[[Value, int], Value]) -> Value:
-            weight = part(args["w"], dim)
-            return place.make("routed", (*value.shape[:-1], weight.shape[dim]), **{**args, "w": weight})
+            weight = part(args["w"], along)
+            return place.make("routed", (*value.shape[:-1], weight.shape[along]), **{**args, "w": weight})
 
-        return chosen
+        return chosen if dim == value.rank - 1 else None
+    if is_op(value, "conv") and dim == 1 and args["groups"] == value.shape[1] and is_op(args["kernel"], "parameter"):
+        source, way = _source(args["x"], 1)
+        inner = _cut(*source)
+        if inner is None or args["x"].shape[1] != value.shape[1]:
+            return None
+
+        def each(place: Value, part: Callable[[Value, int], Value]) -> Value:
+            x, kernel = _again(place, inner(place, part), way), part(args["kernel"], 0)
+            shape = (value.shape[0], x.shape[1], *value.shape[2:])
+            return place.make("conv", shape, x.dtype, **{**args, "x": x, "kernel": kernel, "groups": x.shape[1]})
+
+        return each
     return None
 
 
-def _bias(bias: Any) -> Cutting | None:
+def _bias(bias: Value, dim: int) -> Cutting | None:
+    """What makes a part of a bias, which may have further dimensions of size 1."""
+    if is_op(bias, "view") and is_op(bias.args["x"], "parameter") and bias.args["x"].shape == (bias.shape[dim],):
+        inner, shape = bias.args["x"], list(bias.shape)
+
+        def shaped(place: Value, part: Callable[[Value, int], Value]) -> Value:
+            own = part(inner, 0)
+            return viewed(place, own, (*shape[:dim], own.shape[0], *shape[dim + 1 :]))
+
+        return shaped
     if is_op(bias, "parameter") and bias.rank == 1:
         return lambda place, part: part(bias, 0)
     if is_op(bias, "embedding") and is_op(bias.args["table"], "parameter") and bias.args["table"].rank == 2:

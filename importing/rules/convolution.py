@@ -51,7 +51,7 @@ def _say_conv(write: Writer, value: Value) -> Said:
         "over": None if depthwise else listed(x.dims[1]),
         "groups": listed(x.dims[1]) if depthwise else None,
         "stride": _same(args["stride"], 1),
-        "padding": _same(args["padding"], 0),
+        "padding": _padding(args["padding"]),
         "dilation": _same(args["dilation"], 1),
         "size": f"[{', '.join(window)}]",
     }
@@ -70,6 +70,13 @@ def _same(numbers: Sequence[int], usual: int) -> str | None:
     if all(each == usual for each in numbers):
         return None
     return number_text(numbers[0]) if len({*numbers}) == 1 else f"[{', '.join(map(number_text, numbers))}]"
+
+
+def _padding(around: Sequence[tuple[int, int]]) -> str | None:
+    """What is added before and after; a number, where that is the same."""
+    if all(before == after for before, after in around):
+        return _same([before for before, _ in around], 0)
+    return f"[{', '.join(f'[{before}, {after}]' for before, after in around)}]"
 
 
 @factors("patches")
@@ -94,9 +101,9 @@ def _say_patches(write: Writer, value: Value) -> Said:
     options = {
         "size": f"[{', '.join(window)}]",
         "stride": _same(args["stride"], 1),
-        "padding": _same(args["padding"], 0),
+        "padding": _padding(args["padding"]),
         "dilation": _same(dilation, 1),
-        "fill": number_text(args["fill"]) if args["fill"] and any(args["padding"]) else None,
+        "fill": number_text(args["fill"]) if args["fill"] and any(map(any, args["padding"])) else None,
     }
     arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
     dims = (*x.dims[:first], *((name,) for name in (*new, *window)))

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
-from partita.importing.said import Said, call, listed, says
+from partita.importing.said import CALL, Said, call, listed, says
 from partita.importing.writing.writer import Writer
 
 
@@ -107,3 +107,19 @@ def _say_arg_max(write: Writer, value: Value) -> Said:
     x, (over,) = write.single(write(value.args["x"]), [dim])
     kept = tuple(() if i == dim else names for i, names in enumerate(x.dims))
     return Said(call("arg_max", x.text, over=over), kept, tuple(n for n in x.axes if n != over), dtype="i64")
+
+
+@factors("linear_scan")
+def _linear_scan(solver: Solver, value: Value) -> list[Dim]:
+    return solver.broadcast(value, [value.args["a"], value.args["x"]])
+
+
+@says("linear_scan")
+def _say_linear_scan(write: Writer, value: Value) -> Said:
+    dim = value.args["dim"]
+    (a, x), dims = write.aligned(value, [value.args["a"], value.args["x"]])
+    x, (over,) = write.single(evolve(x, dims=dims), [dim])
+    a, _ = write.single(a, [dim])
+    x = write.expanded(x, [name for name in a.axes if name not in x.axes])
+    a = write.expanded(a, [name for name in (over,) if name not in a.axes])
+    return write.split(evolve(x, text=call("linear_scan", a.text, x.text, over=over), binds=CALL), dim, dims[dim])

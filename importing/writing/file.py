@@ -18,6 +18,7 @@ from partita.importing.writing.names import called
 from partita.importing.writing.tree import Tree, base
 
 Names = tuple[str, ...]
+FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
 
 
 class File:
@@ -114,16 +115,29 @@ class File:
     def part_name(self, part: Value, whole: str) -> str:
         """What a part of a weight is called: after the value that is made with it."""
         bias = whole.endswith("_bias")
-        users = self.tree.readers(part)
-        name = next((self.called[user] for user in users if user in self.called), "")
-        if not name:
-            wider = [reader for user in users for reader in self.tree.readers(user)]
-            name = next((self.called[each] for each in wider if each in self.called), "")
+        users, name = self.tree.readers(part), ""
+        for _ in range(FAR):
+            name = next((self.called[user] for user in users if user in self.called), "")
+            if name or len({*users}) != 1 or (users[0].op == "pointwise" and len(users[0].inputs) > 2):
+                break
+            users = self.tree.readers(users[0])
+        name = self._gated(part) or name
         if not name:
             return f"{whole}_{part.args['number']}"
         if len(name) == 1:
             return f"{'b' if bias else 'w'}{name}"
         return f"{name}_bias" if bias else f"w_{name}"
+
+    def _gated(self, part: Value) -> str:
+        """What people call a part of a gated unit: the `gate`, of which a function is taken, or `up`."""
+        users = self.tree.readers(part)
+        if len(users) != 1 or users[0].op != "routed":
+            return ""
+        (reader,) = self.tree.readers(users[0])[:1] or [part]
+        if reader.op == "pointwise" and len(reader.inputs) == 1:
+            return "gate"
+        product = reader.op == "pointwise" and reader.args["function"] == "multiply"
+        return "up" if product and any(each.op == "pointwise" for each in reader.inputs) else ""
 
     def home_of(self, value: Value, body: Body) -> Body:
         """The body that declares a parameter: the innermost all of whose modules have all of its readers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.syntax.lexer import language
@@ -37,17 +37,18 @@ def called(tree: Tree) -> dict[Value, str]:
     names: dict[Value, str] = {}
     depth = max((len(_lines(value)) for value in tree.values), default=0)
     for level in range(1, depth + 1):
-        group: list[Value] = []
-        last: Line | None = None
-        for value in [*tree.values, None]:
-            lines = _lines(value) if value is not None else ()
+        group: dict[Value, Line] = {}
+        last: tuple[str, int] | None = None
+        for value in tree.values:
+            lines = _lines(value)
             line = lines[-level] if len(lines) >= level else None
-            if line != last and group and last is not None:
-                _assign(tree, names, last, group)
-            if line != last:
-                group, last = [], line
-            if value is not None:
-                group.append(value)
+            place = (line.file, line.number) if line is not None else None
+            if place != last:
+                _assign(tree, names, group)
+                group, last = {}, place
+            if line is not None:
+                group[value] = line
+        _assign(tree, names, group)
     return names
 
 
@@ -55,12 +56,18 @@ def _lines(value: Value) -> Sequence[Line]:
     return [line for line in value.place.lines if "/torch/" not in line.file]
 
 
-def _assign(tree: Tree, names: dict[Value, str], line: Line, group: list[Value]) -> None:
-    inside = set(group)
-    made = [v for v in group if tree.is_output(v) or any(reader not in inside for reader in tree.readers(v))]
-    made = list(dict.fromkeys(base(value) for value in made))
-    for name, value in zip(line.names, made[-1:] if len(line.names) == 1 else made, strict=False):
-        names.setdefault(value, SHORT.get(name, name))
+def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) -> None:
+    """Names of a line are those of values that others read: of several results each has its own."""
+    made = [v for v in group if tree.is_output(v) or any(reader not in group for reader in tree.readers(v))]
+    wanted = next((line.names for line in group.values()), ())
+    if len(wanted) == 1:
+        found = dict.fromkeys(made[-1:], wanted[0])
+    else:
+        indexed = [(value, group[value].index) for value in made]
+        found = {value: wanted[index] for value, index in indexed if index is not None}
+        found = found or dict(zip(dict.fromkeys(map(base, made)), wanted, strict=False))
+    for value, name in found.items():
+        names.setdefault(base(value), SHORT.get(name, name))
 
 
 def snake(kind: str, roots: Sequence[str] = ()) -> str:

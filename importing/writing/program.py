@@ -62,8 +62,12 @@ class Program:
         return self._layers(value) != self._layers(self.tree.readers(value)[0], site)
 
     def _is_heavy(self, value: Value) -> bool:
-        """Whether a value is a product, or a product with its bias."""
-        return value.op in HEAVY or (value.op == "pointwise" and any(base(each).op in HEAVY for each in value.inputs))
+        """Whether a value is a product, a product with its bias, or a function of a convolution with its bias."""
+        if value.op in HEAVY or value.op != "pointwise":
+            return value.op in HEAVY
+        inner = [base(each) for each in value.inputs]
+        beyond = inner[0].inputs if len(inner) == 1 and inner[0].op == "pointwise" else []
+        return any(each.op in HEAVY for each in inner) or any(base(each).op == "conv" for each in beyond)
 
     def _sites(self, value: Value) -> list[Value | Scope]:
         """Where a value is read: by values, or by calls of blocks."""

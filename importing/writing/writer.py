@@ -288,6 +288,8 @@ class Writer:
         wanted = parameter_name(names, scope)
         if value.op == "part":
             wanted = self.file.part_name(value, wanted)
+        if value.op == "part" and not body.is_free(wanted):
+            wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
         name, count = wanted, 2
         while not body.is_free(name):
             name, count = f"{wanted}_{count}", count + 1

@@ -123,6 +123,23 @@ class Recurrent(nn.Module):
         return out, F.mse_loss(out, y) + last[-1].pow(2).mean()
 
 
+class States(nn.Module):
+    """A causal convolution of what is a part of one projection and becomes three, and a state that decays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, 20), nn.Linear(6, WIDTH)
+        self.conv = nn.Conv1d(14, 14, 4, groups=14, padding=3)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        gate, mixed = self.enter(x).split([6, 14], -1)
+        u, b, c = F.silu(self.conv(mixed.transpose(1, 2))[..., : x.shape[1]]).transpose(1, 2).split([6, 4, 4], -1)
+        decay = gate.sigmoid()[..., None]
+        memory = torch.ops.partita.linear_scan(decay, (gate * u)[..., None] * b[..., None, :], 1)
+        out = self.leave((memory * c[..., None, :]).sum(-1))
+        return out, F.mse_loss(out, y)
+
+
 class Numbers(nn.Module):
     """Functions of numbers, sums along dimensions, what ids choose, and numbers that sizes make."""
 
@@ -154,6 +171,7 @@ CASES = {
     ),
     "images": (Images, lambda: {"image": torch.randn(4, 3, 12, 12), "label": torch.randint(0, 5, (4,))}),
     "recurrent": (Recurrent, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 8)}),
+    "states": (States, lambda: {"x": torch.randn(3, 7, WIDTH), "y": torch.randn(3, 7, WIDTH)}),
     "numbers": (Numbers, lambda: {"x": torch.randn(4, 6), "ids": torch.randint(0, 7, (4,))}),
 }
 

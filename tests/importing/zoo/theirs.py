@@ -77,6 +77,19 @@ LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", "CohereForCausalLM", GROUPED),
     "stablelm": ("StableLmConfig", "StableLmForCausalLM", GROUPED),
     "granite": ("GraniteConfig", "GraniteForCausalLM", GROUPED),
+    "mamba": (
+        "MambaConfig",
+        "MambaForCausalLM",
+        {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 67, "state_size": 6, "time_step_rank": 4},
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {
+            **{"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 67, "num_heads": 8, "head_dim": 8},
+            **{"state_size": 12, "n_groups": 2, "chunk_size": 8},
+        },
+    ),
     "bert": ("BertConfig", "BertForMaskedLM", {**ENCODER, "pad_token_id": 0}),
     "roberta": ("RobertaConfig", "RobertaForMaskedLM", {**ENCODER, "pad_token_id": 1}),
     "distilbert": (
