@@ -143,7 +143,7 @@ def _deliver(arguments: argparse.Namespace, module: nn.Module, file: Imported, e
     path = _target(arguments.output or file.program.model.name)
     _check_free(path)
     with writing(printable(str(path))):
-        path.write_text(file.text, encoding="utf-8")
+        file.write(path)
     print(f"{printable(str(path))}: {summary(module, file)}")
     print(equal)
 

@@ -42,6 +42,7 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     lower = {name.lower(): name for name in inputs}  # as a graph has names
     for value in captured.inputs:
         value.args["name"] = lower.get(value.args["name"], value.args["name"])
+        value.args["negative"] = bool((inputs[value.args["name"]] < 0).any())
     return captured
 
 

@@ -240,3 +240,17 @@ class Captured:
     outputs: list[Value] = Factory(list)
     names: list[str] = Factory(list)  # of the outputs
     updates: dict[str, Value] = Factory(dict)  # of buffers, by their names
+
+    @property
+    def loss(self) -> int:
+        """Which of the outputs is the loss: the number that is called so, or else the first. Raises NotUnderstood."""
+        numbers = [i for i, value in enumerate(self.outputs) if not value.shape and value.is_float]
+        if not numbers:
+            raise NotUnderstood('the module returns no loss: `--loss "cross_entropy(logits, targets)"`')
+        return next((i for i in numbers if self.names[i] == "loss"), numbers[0])
+
+    @property
+    def shown(self) -> list[int]:
+        """Which of the outputs are outputs of the file: tensors, or the loss if there is none."""
+        tensors = [i for i, value in enumerate(self.outputs) if value.shape and value.is_float]
+        return tensors or [self.loss]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from attrs import frozen
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from partita.importing import rules
@@ -19,6 +21,7 @@ from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.sizes import sized
+from partita.importing.writing.file import TABLES
 from partita.importing.writing.names import snake
 from partita.importing.writing.program import Program
 from partita.importing.writing.tree import VIEWS
@@ -34,6 +37,13 @@ class Imported:
     text: str
     graph: Captured
     program: Program
+
+    def write(self, path: Path) -> None:
+        """Write the file, and beside it the tables that it reads. Raises OSError."""
+        path.write_text(self.text, encoding="utf-8")
+        used = {name: each for name, each in self.program.file.tables.items() if f'"{name}")' in self.text}
+        if used:
+            save_file(used, path.with_name(TABLES))
 
 
 def imported(

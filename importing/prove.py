@@ -32,7 +32,7 @@ from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
-from partita.importing.patterns.constants import progression_of
+from partita.importing.patterns.constants import progression_of, rounded
 from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.substitutes import exported
 from partita.importing.writing.names import valid
@@ -47,6 +47,8 @@ ROUNDING = 2e-3  # of the module in f32
 LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
 DEVIATION = 0.2
 DROP = re.compile(r"drop(_\d+)?")  # the constants that are rates of dropout
+
+INDEX = re.compile(r"\.\d+(?=\.)")  # of an iteration, in the name of a parameter
 
 
 @frozen
@@ -80,7 +82,7 @@ def prove(
     error, worst, rounding, tensors, buffers = 0.0, "", 0.0, 0, 0
     with restored(module), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.par"
-        path.write_text(imported.text)
+        imported.write(path)
         _same_dropout(path, imported)
         for number, candidates in enumerate(variants(imported, free)):
             redraw(module, number)
@@ -126,7 +128,7 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
     held = {
         name
         for value in program.solver.values
-        if value.op in ("parameter", "buffer", "part")
+        if value.op in ("parameter", "buffer", "part") or (value.op == "constant" and value in program.file.written)
         for dim in program.file.axes.of(value)
         for name in dim
     }
@@ -197,18 +199,27 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
         elif example.dtype == torch.bool:
             found[name] = torch.rand(shape, generator=generator) < 0.7
         else:
-            limit, special = _ids(imported, name, int(example.max()) + 1)
-            found[name] = torch.randint(0, limit, shape, generator=generator).to(example.dtype)
+            limit, special = _ids(imported, name)
+            limits = _largest(example, shape) if limit is None else torch.tensor(limit)
+            found[name] = (torch.rand(shape, generator=generator) * limits).floor().to(example.dtype)
             flat = found[name].view(-1)
             if len(flat) > 2 + len(special):
                 flat[: len(special)] = torch.tensor(special)
                 flat[len(special)] = flat[-1]
+        if example.dim() > 1 and not example.is_floating_point() and int(example.max()) <= 1:
+            found[name][..., 0] = example[(0,) * example.dim()]  # no row of a mask leaves out everything
     return found
 
 
-def _ids(imported: Imported, name: str, largest: int) -> tuple[int, list[int]]:
-    """What ids of an input are below, the smallest of what they index, or what the example shows; and ids that mean
-    something else than others.
+def _largest(example: Tensor, shape: Sequence[int]) -> Tensor:
+    """What numbers of an input are below, as the example shows: those of each column, as fields have ids of their own."""
+    columns = example.reshape(-1, example.shape[-1]).amax(0) if example.dim() > 1 else example.max()
+    return (columns if shape[-1:] == columns.shape else example.max()) + 1
+
+
+def _ids(imported: Imported, name: str) -> tuple[int | None, list[int]]:
+    """What ids of an input are below, the smallest of what they index, if that is known; and ids that mean something
+    else than others.
     """
     solver = imported.program.solver
     limits, special = [], [0]
@@ -216,11 +227,12 @@ def _ids(imported: Imported, name: str, largest: int) -> tuple[int, list[int]]:
         if value.op in ("cross_entropy", "token_nll") and _is_input(value.args["targets"], name):
             x = value.args["x"]
             limits.append(x.shape[1] if x.rank > 1 else x.shape[0])
-            special += [value.args["ignore"]] if value.args["ignore"] not in (None, -100) else []
+            counts = value.args["ignore"] in (None, -100) and not base(value.args["targets"]).args["negative"]
+            special += [] if counts else [value.args["ignore"]]
         elif value.op == "embedding" and _is_input(value.args["ids"], name):
             limits.append(value.args["table"].shape[0])
             special += [value.args["padding"]] if value.args["padding"] is not None else []
-    return min(limits, default=largest), special
+    return min(limits, default=None), special
 
 
 def _is_input(value: Value, name: str) -> bool:
@@ -337,7 +349,7 @@ def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tens
             positions, count = tensor.shape
             ratio = float(f"{float(inverse(tensor[1]).clamp(min=1e-30)[1] ** -count):.4g}")
             angles = torch.arange(positions).double()[:, None] * ratio ** (-torch.arange(count).double() / count)
-            if torch.allclose(function(angles), tensor, rtol=0, atol=1e-5):
+            if rounded(function(angles), tensor, angles):
                 return function(angles)
     return tensor
 
@@ -352,20 +364,21 @@ def _compared(
     """How far the file is off the graph in f64, and where; how far the module is; and the numbers of gradients,
     and of buffers that a step changes.
     """
-    rough = _called(module, inputs)
+    program, rough = imported.program, _called(module, inputs)
     graph = exact(module, inputs)
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
     before = _state(graph)
     with _in_f64():
         results = _returned(graph(**wide))
-    loss = next(each for each in results if not each.dim() and each.is_floating_point())
+    loss = results[imported.graph.loss]
     torch.autograd.backward(loss)
     rounding = max(_off(a, b.detach()) for a, b in zip(rough, results, strict=True))
 
     spec = _spec(path, sizes, imported)
     weights = spec.weights["hf"]
-    ours = _ours(weights, before)
     run = VirtualRun(prepare(single(spec)))
+    tables = {name: each for name, each in run.parameters().items() if INDEX.sub("", name) in program.tables()}
+    ours = _ours(weights, before) | tables
     run.set_parameters(ours)
     read = {valid(name): wide[name] for name in inputs}
     batch = {each.name: read[each.name] for each in run.plan.program.inputs}
@@ -379,21 +392,17 @@ def _compared(
     off += [(_off(each, expected[name], LEAST * norm), f"the gradient of `{name}`") for name, each in gradients.items()]
 
     # Learning rates are 0: a step changes nothing but what keeps statistics.
-    after, kept = _ours(weights, _state(graph)), run.parameters()
+    after, kept = _ours(weights, _state(graph)) | tables, run.parameters()
     off += [(_off(each, after[name]), f"`{name}` after a step") for name, each in kept.items() if name not in gradients]
 
     if imported.graph.updates:  # outputs are those of evaluation
         with restored(module):
             evaluated = exact(module.eval(), inputs)
         results = _returned(evaluated(**wide))
-    theirs = (
-        (value, result.detach())
-        for value, result in zip(imported.graph.outputs, results, strict=True)
-        if value.shape and value.is_float
-    )
+    theirs = ((imported.graph.outputs[i], results[i].detach()) for i in imported.graph.shown)
     made = outputs(spec, ours, batch)
     for (name, output), (value, result) in zip(made.items(), theirs, strict=True):
-        dims = imported.program.file.axes.of(value)
+        dims = program.file.axes.of(value)
         off.append((_off(_as_theirs(name, output, spec, dims, result), result), f"output `{name}`"))
     changed = sum(not torch.equal(each, ours[name]) for name, each in after.items())
     return (*max(off), rounding, len(gradients), changed)

@@ -6,17 +6,21 @@ sequences; a number that differs is written as what it is of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from partita.importing.capture import capture
-from partita.importing.graph import Captured, NotUnderstood, order
+from partita.importing.graph import Captured, NotUnderstood, Value, order
 
-LONGER = (1, 4)  # how much larger batches, and longer sequences, are
+# How much larger batches, and longer sequences, are. At one length a table may be read as a whole, which is another
+# operation than to read a part.
+LARGER = ((1, 4), (1, 3), (1, 2), (2, 1))
+Dim: TypeAlias = tuple[str, int]  # of an input
 POWERS = (1.0, -1.0, 0.5, -0.5)
 # Arguments that are places and sizes of views; what is wrong with those, dimensions and the proof find.
 PLACES = {"dim", "dim0", "dim1", "dims", "start", "end", "step", "index", "size", "shape", "split_size", "split_sizes"}
@@ -24,33 +28,46 @@ PLACES |= {"chunks", "repeats", "start_dim", "end_dim", "sizes", "k", "output_si
 
 
 class Sized(float):
-    """A number that is a coefficient times a power of a product of sizes, of dimensions of inputs."""
+    """A number that is a coefficient times a power of a product of sizes, of dimensions of inputs, and an offset."""
 
     coefficient: float
     power: float
-    dims: tuple[tuple[str, int], ...]
+    dims: tuple[Dim, ...]
+    offset: float
 
-    def __new__(cls, value: float, coefficient: float, power: float, dims: tuple[tuple[str, int], ...]) -> Sized:
+    def __new__(cls, value: float, coefficient: float, power: float, dims: tuple[Dim, ...], offset: float) -> Sized:
         """The number, which is known, and what it is."""
         made = super().__new__(cls, value)
-        made.coefficient, made.power, made.dims = coefficient, power, dims
+        made.coefficient, made.power, made.dims, made.offset = coefficient, power, dims, offset
         return made
 
 
 def sized(module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured) -> None:
     """Replace numbers of a graph that depend on sizes. Raises NotUnderstood where operations differ between sizes."""
-    free = _free(inputs)
-    if not free:
-        return
-    larger = {name: _longer(each, name, free) for name, each in inputs.items()}
-    try:
-        other = capture(module, larger)
-    except NotUnderstood:
-        return  # the module takes these sizes alone
-    ours, theirs = (sorted(order(each.outputs), key=lambda value: value.position) for each in (graph, other))
-    if [value.op for value in ours] != [value.op for value in theirs]:
-        sizes = " and ".join(str(list(each[name].shape)) for each in (inputs, larger) for name in list(inputs)[:1])
-        raise NotUnderstood(f"operations differ between inputs of {sizes}: a loop of Python over a dimension?")
+    ours, different = _operations(graph), None
+    for free in _ways(inputs):
+        for more in LARGER if len(free) > 1 else LARGER[:1]:
+            larger = {name: _longer(each, name, free, more) for name, each in inputs.items()}
+            try:
+                theirs = _operations(capture(module, larger))
+            except NotUnderstood:
+                continue
+            if [value.op for value in ours] == [value.op for value in theirs]:
+                return _compare(ours, theirs, inputs, larger, [dims[0] for dims in free if dims])
+            different = different or larger
+        if different is not None:
+            sizes = " and ".join(str(list(each[name].shape)) for each in (inputs, different) for name in [*inputs][:1])
+            raise NotUnderstood(f"operations differ between inputs of {sizes}: a loop of Python over a dimension?")
+
+
+def _compare(
+    ours: list[Value],
+    theirs: list[Value],
+    inputs: Mapping[str, Tensor],
+    larger: Mapping[str, Tensor],
+    free: Sequence[Dim],
+) -> None:
+    """Say of each value the shape that it has where inputs are larger, and of each number what it is of sizes."""
     before, after = ({dim: each[dim[0]].shape[dim[1]] for dim in free} for each in (inputs, larger))
     for value, twin in zip(ours, theirs, strict=True):
         value.twin = twin.shape
@@ -62,46 +79,51 @@ def sized(module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured) -> N
                 value.args[name] = found
 
 
-def _free(inputs: Mapping[str, Tensor]) -> list[tuple[str, int]]:
-    """The batch, and the length of ids: dimensions that are likely to be of any size. Each by one that has it."""
-    batches = {each.shape[0] for each in inputs.values() if each.dim()}
-    found = [(name, 0) for name, each in inputs.items() if each.dim()][:1] if len(batches) == 1 else []
+def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:
+    """Dimensions that are likely to be of any size: the batch, and the length of sequences, each with all inputs that
+    have it. Where other dimensions are as long as sequences, it is tried with these and without.
+    """
+    dims = [(name, dim) for name, each in inputs.items() for dim in range(each.dim())]
+    batch = [dim for dim in dims if dim[1] == 0]
+    batch = batch if len({inputs[name].shape[0] for name, _ in batch}) == 1 else []
     ids = [name for name, each in inputs.items() if each.dim() == 2 and each.dtype == torch.int64]
-    if ids and len({inputs[name].shape[1] for name in ids}) == 1:
-        found.append((ids[0], 1))
-    return found
+    long = ids or [name for name, each in inputs.items() if each.dim() == 3]
+    if long and len({inputs[name].shape[1] for name in long}) == 1:
+        size = inputs[long[0]].shape[1]
+        every = [dim for dim in dims if dim[1] and inputs[dim[0]].shape[dim[1]] == size]
+        every.sort(key=lambda dim: dim != (long[0], 1))
+        second = [dim for dim in every if dim[1] == 1]
+        some = [dim for dim in second if dim[0] in long]
+        yield from ([batch, each] for i, each in enumerate((every, second, some)) if each not in (every, second)[:i])
+    if batch:
+        yield [batch]
 
 
-def _longer(tensor: Tensor, name: str, free: Iterable[tuple[str, int]]) -> Tensor:
-    dims = {dim for _, dim in free}
-    for dim in range(tensor.dim()):
-        if dim in dims and (dim == 0 or (tensor.dim() == 2 and tensor.dtype == torch.int64)):
-            tensor = torch.cat([tensor, tensor.narrow(dim, 0, 1).expand(*_sizes(tensor, dim, LONGER[dim]))], dim)
+def _operations(graph: Captured) -> list[Value]:
+    return sorted(order(graph.outputs), key=lambda value: value.position)
+
+
+def _longer(tensor: Tensor, name: str, free: Sequence[Sequence[Dim]], more: Sequence[int]) -> Tensor:
+    for dims, extra in zip(free, more, strict=False):
+        for dim in range(tensor.dim()):
+            if (name, dim) in dims:
+                shape = [extra if i == dim else size for i, size in enumerate(tensor.shape)]
+                tensor = torch.cat([tensor, tensor.narrow(dim, 0, 1).expand(shape)], dim)
     return tensor
 
 
-def _sizes(tensor: Tensor, dim: int, size: int) -> list[int]:
-    return [size if i == dim else each for i, each in enumerate(tensor.shape)]
-
-
-def _of_sizes(
-    number: float, other: Any, before: Mapping[tuple[str, int], int], after: Mapping[tuple[str, int], int]
-) -> float | None:
+def _of_sizes(number: float, other: Any, before: Mapping[Dim, int], after: Mapping[Dim, int]) -> float | None:
     """The number, as what it is of sizes; itself if it does not depend on them."""
-    if number == other:
+    if number == other or number != number:
         return number
     for count in (1, 2):
         for dims in combinations_with_replacement(before, count):
             for power in POWERS:
-                one, two = (float(_product(sizes[dim] for dim in dims)) ** power for sizes in (before, after))
+                one, two = (float(prod(sizes[dim] for dim in dims)) ** power for sizes in (before, after))
                 coefficient = number / one
                 if abs(coefficient * two - other) <= 1e-9 * abs(other):
-                    return Sized(number, coefficient, power, dims)
+                    return Sized(number, coefficient, power, dims, 0.0)
+    for dim, size in before.items():
+        if other - number == after[dim] - size:
+            return Sized(number, 1.0, 1.0, (dim,), number - size)
     return None
-
-
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

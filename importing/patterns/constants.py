@@ -77,7 +77,7 @@ def scaling_of(cosines: Tensor, sines: Tensor, scalings: Sequence[tuple[float, S
         rates, factor = scaling.rates(base, pairs)
         angles = torch.arange(positions).double()[:, None] * rates
         exact = ((angles.cos() * factor, cosines), (angles.sin() * factor, sines))
-        if all(torch.allclose(ours, theirs.double(), rtol=0, atol=2e-5) for ours, theirs in exact):
+        if all(rounded(ours, theirs, angles) for ours, theirs in exact):
             return base, scaling.text
     return None
 
@@ -91,8 +91,10 @@ def base_of(cosines: Tensor, sines: Tensor) -> float | None:
     angles = torch.atan2(sines[1], cosines[1])
     base = float(f"{float(angles[1] ** -pairs):.4g}") if pairs > 1 else 10_000.0
     exact = torch.arange(positions).double()[:, None] * base ** (-torch.arange(pairs).double() / pairs)
-    near = all(
-        torch.allclose(ours, theirs, rtol=0, atol=2e-5)
-        for ours, theirs in ((exact.cos(), cosines), (exact.sin(), sines))
-    )
+    near = all(rounded(ours, theirs, exact) for ours, theirs in ((exact.cos(), cosines), (exact.sin(), sines)))
     return base if near else None
+
+
+def rounded(exact: Tensor, table: Tensor, angles: Tensor) -> bool:
+    """Whether a table is an exact one but for rounding in f32 of angles, of frequencies, and of results."""
+    return bool(((exact - table.double()).abs() <= 4e-7 * (1 + angles.abs())).all())

@@ -55,6 +55,7 @@ def _say_attend(write: Writer, value: Value) -> Said:
         lower = {"causal": None, "window": None}
     for name, table in tables.items():
         said = write.in_f32(write(table))
+        said, _ = write.single(said, [i for i in (-2, -1) if len(said.dims[i]) > 1])
         wanted = whole[len(whole) - len(said.dims) :]
         fitted = said.renamed([new if own else () for own, new in zip(said.dims, wanted, strict=True)])
         extra[name] = f"{extra[name]} and {fitted.within(6)}" if name in extra else fitted.text

@@ -5,9 +5,10 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
-from partita.importing.graph import Value
+from partita.importing.graph import Value, is_op
 from partita.importing.said import CALL, PRODUCT, SUM, Said, call, listed, number_text, says
 from partita.importing.writing.body import Declared
+from partita.importing.writing.tree import base
 from partita.importing.writing.writer import Writer
 
 
@@ -164,9 +165,10 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     targets = targets.renamed(rest)
     targets = write.expanded(targets, [name for dim in rest for name in dim if name not in targets.axes])
     ignore, smoothing = value.args["ignore"], value.args.get("smoothing")
-    # torch's default, an id that no data has.
-    ignored = ignore if ignore != -100 else None
-    text = call(value.op, one.text, targets.text, over=over, ignore=ignored, smoothing=smoothing or None)
+    # torch's default is an id that data may not have.
+    whole = base(value.args["targets"])
+    without = ignore == -100 and is_op(whole, "input") and not whole.args["negative"]
+    text = call(value.op, one.text, targets.text, over=over, ignore=None if without else ignore, smoothing=smoothing or None)
     if value.op == "cross_entropy":
         return Said(text)
     return Said(text, tuple(rest), tuple(name for name in one.axes if name != over))

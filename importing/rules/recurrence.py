@@ -44,7 +44,7 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
         names = {}
         for gate, own in zip(GATES[kind], values, strict=True):
             names[gate] = f"{prefix}{gate}"
-            declared.append(Declared(names[gate], dims, write.initial(own), own, "param", first))
+            declared.append(Declared(names[gate], dims, write.initial(own), own, first=first))
         return names
 
     w = declare("w", args["inputs"], (hidden,), (inputs,), first=(1,))

@@ -20,6 +20,7 @@ class Declared:
     initial: str
     value: Value
     keyword: str = "param"
+    dtype: str = ""  # that of the train block, unless it is a table of integers
     first: tuple[int, ...] = ()  # dimensions that are declared first: those that products sum over
 
     @property
@@ -71,13 +72,13 @@ class Body:
 
     def declarations(self) -> list[str]:
         """Lines that declare parameters and buffers; those of the same type and beginning in one."""
-        groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
+        groups: dict[tuple[str, str, tuple[str, ...], str], list[str]] = {}
         for each in self.parameters.values():
-            groups.setdefault((each.keyword, each.axes, each.initial), []).append(each.name)
+            groups.setdefault((each.keyword, each.dtype, each.axes, each.initial), []).append(each.name)
         shares = [f"share {name} = {block}" for name, block in self.shared.values()]
         return shares + [
-            f"{keyword} {', '.join(names)}: [{', '.join(axes)}] ~ {initial}"
-            for (keyword, axes, initial), names in groups.items()
+            f"{keyword} {', '.join(names)}: {dtype}[{', '.join(axes)}] ~ {initial}"
+            for (keyword, dtype, axes, initial), names in groups.items()
         ]
 
     @property

@@ -14,10 +14,11 @@ from partita.importing.graph import Value
 from partita.importing.rows import stored
 from partita.importing.said import number_text
 from partita.importing.writing.body import Body
-from partita.importing.writing.names import called
+from partita.importing.writing.names import called, valid
 from partita.importing.writing.tree import Tree, base
 
 Names = tuple[str, ...]
+TABLES = "tables.safetensors"  # beside the file, with what no formula says
 FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
 
 
@@ -37,6 +38,9 @@ class File:
         self.units: list[str] = []
         self.splits: dict[tuple[str, Names], Names] = {}
         self.saved_constants: dict[str, Value] = {}
+        self.tables: dict[str, torch.Tensor] = {}
+        self._tables: dict[str, Value] = {}
+        self.written: set[Value] = set()  # constants that are tables
 
     # ------------------------------------------------------------ axes and constants
 
@@ -93,10 +97,29 @@ class File:
             self.saved_constants[name] = made
         return self.saved_constants[name]
 
+    def table(self, value: Value) -> Value:
+        """A constant that no formula says, whose elements are in a file beside."""
+        elements = value.constant
+        assert elements is not None
+        elements = elements.to(torch.float32 if elements.is_floating_point() else torch.int64)
+        elements = elements.reshape([each.size for dim in self.solver.axes(value) for each in dim]).contiguous()
+        usual = valid(str(value.args.get("name", "")).rpartition(".")[2] or "table")
+        name, count = usual, 2
+        while name in self.tables and not torch.equal(self.tables[name], elements):
+            name, count = f"{usual}_{count}", count + 1
+        self.tables[name] = elements
+        self.written.add(value)
+        if name not in self._tables:
+            args = {"names": [name], "data": elements, "trained": False}
+            self._tables[name] = Value("table", args, value.shape, elements.dtype)
+        return self._tables[name]
+
     # ------------------------------------------------------------ parameters
 
     def initial(self, value: Value) -> str:
         """How a parameter begins: as those at the same place of other layers do."""
+        if value.op == "table":
+            return f'file("{TABLES}", "{value.args["names"][0]}")'
         key = place_of(value.source)
         alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
         every = torch.cat([stored(each).flatten().double() for each in alike or [value.source.args["data"]]])

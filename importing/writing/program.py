@@ -102,7 +102,7 @@ class Program:
             run = self._run(items[at - 1 :])
             if len(run) > 1:
                 self._layers_of(run, body)
-                at += len(run) - 1
+                at = items.index(run[-1]) + 1
             elif self._is_block(item):
                 self._call(item, body)
             else:
@@ -463,19 +463,20 @@ class Program:
                 continue
             heads.append(self._input(name, value, body))
         self.write(self.tree.root, body)
-        loss = next((v for v in self.graph.outputs if not v.shape and v.is_float), None)
-        if loss is None:
-            raise NotUnderstood('the module returns no loss: `--loss "cross_entropy(logits, targets)"`')
+        loss = self.graph.outputs[self.graph.loss]
         said = writer(loss)
         if body.lines and body.lines[-1].startswith(f"let {said.text} = "):
             body.outputs.append("loss " + body.lines.pop().removeprefix(f"let {said.text} = "))
         else:
             body.outputs.append(f"loss {said.text}")
-        for value, name in zip(self.graph.outputs, self.graph.names or [""] * len(self.graph.outputs), strict=True):
-            if value is not loss and value.is_float and value.shape:
-                body.outputs.append(
-                    f"output {valid(name or self.called.get(base(value), 'result'))} = {writer(value).text}"
-                )
+        for i in self.graph.shown:
+            value = self.graph.outputs[i]
+            name = valid(self.graph.names[i] or self.called.get(base(value), "result"))
+            if value is loss:  # there is nothing else
+                body.lines.append(f"let total = {body.outputs.pop().removeprefix('loss ')}")
+                body.outputs += ["loss total", "output total = total"]
+            else:
+                body.outputs.append(f"output {name} = {writer(value).text}")
         model = f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}"
         weights = self._weights()
         blocks = [f"block {name}{text}" for name, text in self.file.blocks.items() if self._is_used(name)]
@@ -556,8 +557,12 @@ class Program:
         visit(self.model, self.model.name, [])
         return found
 
+    def tables(self) -> set[str]:
+        """The full names of buffers that begin with tables, without numbers of iterations."""
+        return {name for name, _, each in self._entries() if each.value.op == "table"}
+
     def _weights(self) -> list[str]:
-        entries = self._entries()
+        entries = [each for each in self._entries() if each[2].value.op != "table"]
         lines: dict[tuple[tuple[str, ...], bool], dict[str, Declared]] = {}
         for name, around, declared in entries:
             source = declared.value.source

@@ -11,11 +11,13 @@ from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
 from partita.importing.patterns.constants import band_of
-from partita.importing.said import AND, CALL, NOT, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.said import AND, CALL, COMPARISON, NOT, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
 from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.names import parameter_name
+
+FEW = 8  # numbers that are written one by one
 
 
 class Writer:
@@ -55,6 +57,9 @@ class Writer:
         coefficient = number_text(float(f"{number.coefficient:.12g}"))
         if number.power < 0:
             return Said(f"{coefficient} / {text if binds == CALL else f'({text})'}", binds=PRODUCT, dtype="number")
+        if number.offset:
+            sign = "-" if number.offset < 0 else "+"
+            return Said(f"{text} {sign} {number_text(abs(number.offset))}", binds=SUM, dtype="number")
         if coefficient == "1":
             return Said(text, binds=binds, dtype="number")
         return Said(f"{coefficient} * {text}", binds=PRODUCT, dtype="number")
@@ -224,18 +229,17 @@ class Writer:
         dims = tuple(names)
         if elements is not None and len(long) == 1 and len(names[long[0]]) == 1:
             (axis,) = names[long[0]]
-            text = _progression(elements.flatten(), axis)
+            text = _progression(elements.flatten(), axis) or _few(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
         if elements is not None and len(long) == 2 and all(len(names[i]) == 1 for i in long):
             said = self._band(value, elements.reshape([value.shape[i] for i in long]), long)
             if said is not None:
                 return said
-        saved = self.file.saved(value)
-        if saved is not None:
-            return self._declare(saved, value)
-        shape = list(value.shape)
-        raise value.refuse(f"a constant {shape} of unknown formula")
+        said = self._declare(self.file.saved(value) or self.file.table(value), value)
+        if value.dtype == torch.bool:
+            return evolve(said, text=f"{said.text} != 0", binds=COMPARISON, dtype="bool")
+        return evolve(said, dtype="f32" if value.is_float else "i64")
 
     def _band(self, value: Value, table: torch.Tensor, long: Sequence[int]) -> Said | None:
         """A table of two numbers, one of which stands where rows are behind columns by so much."""
@@ -293,8 +297,9 @@ class Writer:
         name, count = wanted, 2
         while not body.is_free(name):
             name, count = f"{wanted}_{count}", count + 1
-        keyword = "buffer" if value.op in ("buffer", "constant") else "param"
-        return Declared(name, dims, self.file.initial(value), value, keyword, self.file.summed(value))
+        keyword = "buffer" if value.op in ("buffer", "table") else "param"
+        dtype = "" if value.is_float else "i64"
+        return Declared(name, dims, self.file.initial(value), value, keyword, dtype, self.file.summed(value))
 
     def parameter_as(self, value: Value, said: Said, dims: Sequence[Names]) -> Said:
         """A value with other names for its axes; a parameter that is not declared yet is declared with them."""
@@ -334,6 +339,18 @@ def _behind(row: str, column: str, least: int | None, most: int | None) -> str:
     terms = [f"{behind} >= {least}"] if least is not None else []
     terms += [f"{behind} <= {most}"] if most is not None else []
     return " and ".join(terms)
+
+
+def _few(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
+    """A few numbers, one for each position of an axis."""
+    if elements.dtype == torch.bool or len(elements) > FEW:
+        return None
+    *numbers, text = (number_text(each) for each in elements.tolist())
+    for i, each in reversed(list(enumerate(numbers))):
+        text = call("where", f"iota({axis}) == {i}", each, text)
+    if elements.is_floating_point():
+        return text, CALL, "f32"
+    return call("cast", text, "i64"), CALL, "i64"
 
 
 def _progression(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
