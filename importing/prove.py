@@ -157,12 +157,11 @@ def variants(imported: Imported, free: Mapping[str, object]) -> Iterator[list[di
 
 
 def _runs(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether a module takes inputs of these sizes."""
+    """Whether a module takes inputs of these sizes, and its loss is a number."""
     try:
-        _called(module, inputs)
+        return all(bool(each.isfinite()) for each in _called(module, inputs) if not each.dim())
     except Exception:
         return False
-    return True
 
 
 def redraw(module: nn.Module, seed: int) -> None:
@@ -202,19 +201,23 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
             limit, special = _ids(imported, name)
             limits = _largest(example, shape) if limit is None else torch.tensor(limit)
             found[name] = (torch.rand(shape, generator=generator) * limits).floor().to(example.dtype)
-            flat = found[name].view(-1)
+            flat, first = found[name].view(-1), int(example.dim() > 1)
             if len(flat) > 2 + len(special):
-                flat[: len(special)] = torch.tensor(special)
-                flat[len(special)] = flat[-1]
+                flat[first : first + len(special)] = torch.tensor(special)
+                flat[first + len(special)] = flat[-1]
+            if first and limit is not None:  # a sequence begins with what counts
+                usual = next(each for each in range(limit + len(special)) if each not in special)
+                begin = found[name][..., 0]
+                begin[torch.isin(begin, torch.tensor(special))] = min(usual, limit - 1)
         if example.dim() > 1 and not example.is_floating_point() and int(example.max()) <= 1:
             found[name][..., 0] = example[(0,) * example.dim()]  # no row of a mask leaves out everything
     return found
 
 
 def _largest(example: Tensor, shape: Sequence[int]) -> Tensor:
-    """What numbers of an input are below, as the example shows: those of each column, as fields have ids of their own."""
+    """What numbers of an input are below, as the example shows: of each column, as fields have ids of their own."""
     columns = example.reshape(-1, example.shape[-1]).amax(0) if example.dim() > 1 else example.max()
-    return (columns if shape[-1:] == columns.shape else example.max()) + 1
+    return (columns if tuple(shape[-1:]) == tuple(columns.shape) else example.max()) + 1
 
 
 def _ids(imported: Imported, name: str) -> tuple[int | None, list[int]]:
@@ -227,7 +230,7 @@ def _ids(imported: Imported, name: str) -> tuple[int | None, list[int]]:
         if value.op in ("cross_entropy", "token_nll") and _is_input(value.args["targets"], name):
             x = value.args["x"]
             limits.append(x.shape[1] if x.rank > 1 else x.shape[0])
-            counts = value.args["ignore"] in (None, -100) and not base(value.args["targets"]).args["negative"]
+            counts = value.args["ignore"] in (None, -100) and not base(value.args["targets"]).args.get("negative")
             special += [] if counts else [value.args["ignore"]]
         elif value.op == "embedding" and _is_input(value.args["ids"], name):
             limits.append(value.args["table"].shape[0])
@@ -277,6 +280,30 @@ def _same_dropout(path: Path, imported: Imported) -> None:
         raise NotUnderstood(f"the file drops {shown[0] or 'nothing'}, and the module {shown[1] or 'nothing'}")
 
 
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return (x + 3).clamp(0, 6) / 6
+
+
+def _hardswish(x: Tensor) -> Tensor:
+    return x * _hardsigmoid(x)
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    made = x * torch.rsqrt(x.pow(2).mean([-1 - i for i in range(len(shape))], keepdim=True) + eps)
+    return made if weight is None else made * weight
+
+
+# What torch computes otherwise in f64: with a sixth in f32, or an epsilon that is another one for each dtype.
+EXACT: Mapping[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.hardsigmoid.default: _hardsigmoid,
+    torch.ops.aten.hardsigmoid_.default: _hardsigmoid,
+    torch.ops.aten.hardswish.default: _hardswish,
+    torch.ops.aten.hardswish_.default: _hardswish,
+    torch.ops.aten.rms_norm.default: _rms_norm,
+}
+
+
 def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """What a module returns; its buffers stay as they are."""
     with torch.no_grad(), _Undropped(), restored(module):
@@ -299,6 +326,7 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
                 if "_assert" in str(node.target):
                     inner.graph.erase_node(node)
                     continue
+                node.target = EXACT.get(node.target, node.target)
                 node.args = tuple(_wider(each) for each in node.args)
                 node.kwargs = {key: _wider(each) for key, each in node.kwargs.items()}
         inner.recompile()

@@ -19,7 +19,7 @@ from partita.importing.graph import Captured, NotUnderstood, Value, order
 
 # How much larger batches, and longer sequences, are. At one length a table may be read as a whole, which is another
 # operation than to read a part.
-LARGER = ((1, 4), (1, 3), (1, 2), (2, 1))
+LARGER = ((1, 4, 5, 6), (1, 3, 4, 5), (1, 2, 3, 4), (2, 1, 3, 4))
 Dim: TypeAlias = tuple[str, int]  # of an input
 POWERS = (1.0, -1.0, 0.5, -0.5)
 # Arguments that are places and sizes of views; what is wrong with those, dimensions and the proof find.
@@ -87,14 +87,17 @@ def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:
     batch = [dim for dim in dims if dim[1] == 0]
     batch = batch if len({inputs[name].shape[0] for name, _ in batch}) == 1 else []
     ids = [name for name, each in inputs.items() if each.dim() == 2 and each.dtype == torch.int64]
-    long = ids or [name for name, each in inputs.items() if each.dim() == 3]
-    if long and len({inputs[name].shape[1] for name in long}) == 1:
-        size = inputs[long[0]].shape[1]
-        every = [dim for dim in dims if dim[1] and inputs[dim[0]].shape[dim[1]] == size]
-        every.sort(key=lambda dim: dim != (long[0], 1))
-        second = [dim for dim in every if dim[1] == 1]
-        some = [dim for dim in second if dim[0] in long]
-        yield from ([batch, each] for i, each in enumerate((every, second, some)) if each not in (every, second)[:i])
+    long = {(name, 1): inputs[name].shape[1] for name in ids or [n for n, each in inputs.items() if each.dim() == 3]}
+    ways: list[list[list[Dim]]] = []
+    for others in (dims, [dim for dim in dims if dim[1] == 1], []):
+        groups = [batch]
+        for size in dict.fromkeys(long.values()):
+            own = [dim for dim in long if long[dim] == size]
+            more = [(name, dim) for name, dim in others if dim and inputs[name].shape[dim] == size]
+            groups.append(list(dict.fromkeys([*own, *more])))
+        if long and groups not in ways:
+            ways.append(groups)
+    yield from ways
     if batch:
         yield [batch]
 

@@ -12,7 +12,7 @@ from partita.importing.normal.arguments import Arguments, aten
 from partita.importing.normal.pointwise import pointwise
 from partita.importing.normal.products import einsum
 from partita.importing.normal.reductions import reduced
-from partita.importing.normal.views import expanded, permuted, selected, sliced, viewed
+from partita.importing.normal.views import broadcast, expanded, permuted, selected, sliced, viewed
 
 
 @aten("layer_norm.default", "rms_norm.default")
@@ -69,7 +69,7 @@ def _several(value: Value, x: Value, ids: list[Value | None]) -> Value:
     """An index of several tensors, of which all but one are positions along dimensions of the result."""
     count = len(ids)
     if any(each is None for each in ids):
-        raise value.refuse("an index of several tensors and of whole dimensions")
+        return _merged(value, x, ids)
     out = value.shape[: value.rank - (x.rank - count)]
     along: dict[int, int] = {}  # dimension of x → that of the result whose positions it has
     for dim, each in enumerate(ids):
@@ -78,7 +78,7 @@ def _several(value: Value, x: Value, ids: list[Value | None]) -> Value:
             along[dim] = position
     free = [dim for dim in range(count) if dim not in along]
     if len(free) > 1:
-        raise value.refuse("an index of several tensors")
+        return _merged(value, x, ids)
     ordered = sorted(along, key=along.__getitem__)
     moved = permuted(value, x, [*ordered, *free, *range(count, x.rank)])
     spread = [1] * len(out)
@@ -93,6 +93,30 @@ def _several(value: Value, x: Value, ids: list[Value | None]) -> Value:
     moved = viewed(value, moved, (*spread, x.shape[free[0]], *rest))
     index = viewed(index, index, (*(1,) * (len(out) - index.rank), *index.shape, 1, *(1 for _ in rest)))
     return viewed(value, value.make("pick", (*out, 1, *rest), x=moved, ids=index, dim=place))
+
+
+def _merged(value: Value, x: Value, ids: list[Value | None]) -> Value:
+    """An index of several tensors, as one of the dimensions that they index, merged."""
+    dims = [i for i, each in enumerate(ids) if each is not None]
+    if dims != list(range(dims[0], dims[-1] + 1)):
+        raise value.refuse("an index of tensors with whole dimensions between them")
+    index: Value | None = None
+    for dim in dims:
+        own = ids[dim]
+        assert own is not None
+        if index is None:
+            index = own
+            continue
+        shape = broadcast(index.shape, own.shape)
+        if index.constant is not None and own.constant is not None:
+            index = value.make_constant(index.constant * x.shape[dim] + own.constant)
+        else:
+            wider = value.make("pointwise", index.shape, torch.int64, function="multiply", xs=[index, x.shape[dim]])
+            index = value.make("pointwise", shape, torch.int64, function="add", xs=[wider, own])
+    flat = viewed(value, x, (*x.shape[: dims[0]], -1, *x.shape[dims[-1] + 1 :]))
+    if dims[0] == 0:
+        return value.make("embedding", table=flat, ids=index, padding=None)
+    return value.make("take", x=flat, ids=index, dim=dims[0])
 
 
 def _positions(index: Value | None, rank: int, size: int) -> int | None:
@@ -115,17 +139,58 @@ def _gather(value: Value, a: Arguments) -> Value:
     return value.make("pick", x=x, ids=ids, dim=dim)
 
 
-@aten("scatter.value")
+@aten("scatter.value", "scatter.src", "scatter_add.default", "index_add.default", "scatter.value_reduce")
+@aten("scatter.reduce")
 def _scatter(value: Value, a: Arguments) -> Value:
-    """Zeros, with a number where ids say."""
-    x, ids, dim, fill = a["self"], a["index"], a.dim(), a["value"]
-    if number(x) != 0 or any(size != 1 and size != value.shape[i] for i, size in enumerate(ids.shape) if i != dim):
-        raise value.refuse("`scatter` into anything but zeros")
+    """What ids say is written, or added, at the places that they say along a dimension."""
+    x, ids, dim = a["self"], a["index"], a.dim()
+    name, _, overload = value.op.partition(".")
+    source = a["source" if name == "index_add" else "value" if overload.startswith("value") else "src"]
+    added = name != "scatter" or (overload.endswith("reduce") and a["reduce"] == "add")
+    if name == "index_add":
+        if a["alpha"] not in (None, 1):
+            source = pointwise(source, "multiply", source, a["alpha"])
+        return _plus(value, x, value.make("sum_by", x=source, ids=ids, dim=dim))
+    if isinstance(source, Value) and source.shape != ids.shape:
+        for i, size in enumerate(ids.shape):
+            source = sliced(value, source, i, 0, size)
+    whole = all(size in (1, value.shape[i]) for i, size in enumerate(ids.shape) if i != dim)
+    if not whole or (overload.endswith("reduce") and not added):
+        raise value.refuse("`scatter` into a part of other dimensions, or with another reduction than a sum")
+    along = _along_one(ids, dim)
+    if added and along is not None and isinstance(source, Value):
+        return _plus(value, x, value.make("sum_by", x=source, ids=along, dim=dim))
     hot = value.make("one_hot", (*ids.shape, value.shape[dim]), torch.float32, ids=ids)
-    most = reduced(value, "max", hot, [dim], False)
     order = [*range(dim), value.rank - 1, *range(dim, value.rank - 1)]
-    made = permuted(value, most, order)
-    return made if fill == 1 else pointwise(value, "multiply", made, fill)
+    there = permuted(value, reduced(value, "max", hot, [dim], False), order)
+    if not isinstance(source, Value) or number(source) is not None:
+        fill = number(source)
+        if added or number(x) == 0:
+            there = reduced(value, "sum", hot, [dim], False) if added else there
+            there = permuted(value, there, order) if added else there
+            return _plus(value, x, there if fill == 1 else pointwise(value, "multiply", there, fill))
+        flags = value.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
+        return pointwise(value, "where", flags, fill, x)
+    wide = viewed(value, source, (*source.shape, 1))
+    sums = value.make("pointwise", hot.shape, torch.float32, function="multiply", xs=[hot, wide])
+    moved = permuted(value, reduced(value, "sum", sums, [dim], False), order)
+    if added:
+        return _plus(value, x, moved)
+    flags = value.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
+    return pointwise(value, "where", flags, moved, x)
+
+
+def _plus(value: Value, x: Value, added: Value) -> Value:
+    return added if number(x) == 0 else pointwise(value, "add", x, added)
+
+
+def _along_one(ids: Value, dim: int) -> Value | None:
+    """Ids that are the same along all dimensions but one, as of that alone."""
+    while ids.op == "expand" and ids.args["x"].rank == ids.rank:
+        ids = ids.args["x"]
+    if any(size != 1 for i, size in enumerate(ids.shape) if i != dim):
+        return None
+    return viewed(ids, ids, (ids.shape[dim],))
 
 
 @aten("slice_scatter.default")
@@ -326,7 +391,12 @@ def _upsample(value: Value, a: Arguments) -> Value:
 def _cross_entropy(value: Value, a: Arguments) -> Value:
     x, targets, reduction = a["self"], a["target"], a["reduction"]
     ignore, smoothing = int(a["ignore_index"]), float(a["label_smoothing"])
-    weight = a["weight"]
+    return _of_classes(value, x, targets, a["weight"], reduction, ignore, smoothing)
+
+
+def _of_classes(
+    value: Value, x: Value, targets: Value, weight: Value | None, reduction: int, ignore: int, smoothing: float
+) -> Value:
     if weight is not None:
         if smoothing or reduction != 1:
             raise value.refuse("class weights with label smoothing, or of a loss that is not a mean")
@@ -360,10 +430,9 @@ def _summed(value: Value, x: Value, targets: Value, ignore: int) -> Value:
 
 @aten("nll_loss.default", "nll_loss_nd.default")
 def _nll(value: Value, a: Arguments) -> Value:
-    x, targets, reduction, ignore = a["self"], a["target"], a["reduction"], int(a["ignore_index"])
-    if reduction != 1:
-        raise value.refuse("an `nll_loss` that is not a mean")
-    return value.make("cross_entropy", x=x, targets=targets, ignore=ignore, smoothing=0.0)
+    """Of logarithms of probabilities, which are their own softmax."""
+    x, targets, ignore = a["self"], a["target"], int(a["ignore_index"])
+    return _of_classes(value, x, targets, a["weight"], a["reduction"], ignore, 0.0)
 
 
 @aten("mse_loss.default", "l1_loss.default", "smooth_l1_loss.default", "huber_loss.default")
@@ -443,20 +512,31 @@ def _distance_of_pairs(value: Value, a: Arguments) -> Value:
 def _pad(value: Value, a: Arguments) -> Value:
     pad, fill = list(a["pad"]), number(a["value"]) or 0
     x: Value = a["self"]
-    if value.op == "pad.default" and a["mode"] != "constant":
-        raise value.refuse(f"padding of mode {a['mode']}")
+    mode = a["mode"] if value.op == "pad.default" else "constant"
     for i in range(0, len(pad), 2):
-        dim = x.rank - 1 - i // 2
-        parts = []
-        for count in (pad[i], None, pad[i + 1]):
-            if count is None:
-                parts.append(x)
-            elif count > 0:
-                shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
-                parts.append(value.make_constant(torch.full(shape, fill, dtype=x.dtype)))
-            elif count < 0:
-                raise value.refuse("padding that cuts off")
+        dim, size = x.rank - 1 - i // 2, x.shape[x.rank - 1 - i // 2]
+        x = sliced(value, x, dim, max(0, -pad[i]), size - max(0, -pad[i]) - max(0, -pad[i + 1]))
+        before, after = (
+            _border(value, x, dim, count, end, mode, fill) for count, end in ((pad[i], 0), (pad[i + 1], 1))
+        )
+        parts = [each for each in (before, x, after) if each is not None]
         if len(parts) > 1:
             shape = (*x.shape[:dim], sum(part.shape[dim] for part in parts), *x.shape[dim + 1 :])
             x = value.make("concat", shape, x.dtype, xs=parts, dim=dim)
     return x
+
+
+def _border(value: Value, x: Value, dim: int, count: int, end: int, mode: str, fill: float) -> Value | None:
+    """What is put before the first place of a dimension, or behind the last, if it is more than nothing."""
+    if count <= 0:
+        return None
+    size = x.shape[dim]
+    shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+    if mode == "constant":
+        return value.make_constant(torch.full(shape, fill, dtype=x.dtype))
+    if mode == "replicate":
+        return value.make("expand", shape, x.dtype, x=sliced(value, x, dim, (size - 1) * end, 1))
+    if mode == "circular":
+        return sliced(value, x, dim, 0 if end else size - count, count)
+    near = sliced(value, x, dim, size - 1 - count if end else 1, count)
+    return value.make("along", shape, x.dtype, function="flip", x=near, dim=dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import log
 
 import torch
 
@@ -59,6 +60,7 @@ BINARY = {
     "atan2": "atan2",
     "logaddexp": "logaddexp",
 }
+LARGEST = float(torch.finfo(torch.float32).max)
 LOGIC = {"and", "or", "not"}
 
 
@@ -81,9 +83,9 @@ def _binary(value: Value, a: Arguments) -> Value:
     name = value.op.partition(".")[0]
     function = {"max": "maximum", "min": "minimum"}.get(name) or BINARY[name]
     x, y = a["self"], a["other"]
-    if function in LOGIC and x.dtype != torch.bool:
+    if function in LOGIC and isinstance(x, Value) and x.dtype != torch.bool:
         raise value.refuse(f"`{function}` of bits")
-    if x.dtype == torch.bool and function in ("equal", "not_equal") and number(y) in (0, 1):
+    if isinstance(x, Value) and x.dtype == torch.bool and function in ("equal", "not_equal") and number(y) in (0, 1):
         return (
             expanded(value, x, value.shape) if (function == "equal") == bool(number(y)) else pointwise(value, "not", x)
         )
@@ -91,7 +93,7 @@ def _binary(value: Value, a: Arguments) -> Value:
     if times != 1:
         y = y * times if isinstance(y, int | float) else pointwise(y, "multiply", y, times)
     neutral = {"add": 0, "subtract": 0, "multiply": 1, "divide": 1}.get(function)
-    if neutral is not None and number(y) == neutral and x.dtype == value.dtype:
+    if neutral is not None and number(y) == neutral and isinstance(x, Value) and x.dtype == value.dtype:
         return expanded(value, x, value.shape)
     if function in ("add", "multiply") and number(x) == neutral and isinstance(y, Value) and y.dtype == value.dtype:
         return expanded(value, y, value.shape)
@@ -115,6 +117,25 @@ def _alike(value: Value, x: object, operands: tuple[object, ...]) -> object:
     if floats and not x.is_float:
         return x.make("cast", x.shape, torch.float32, x=x)
     return x.make("cast", x.shape, torch.int64, x=x) if whole and x.dtype == torch.bool else x
+
+
+@aten("isnan.default", "isinf.default", "isfinite.default")
+def _special(value: Value, a: Arguments) -> Value:
+    """What is no number differs from itself; all finite numbers are at most the largest of f32."""
+    x = a["self"]
+    if value.op == "isnan.default":
+        return pointwise(value, "not_equal", x, x)
+    function = "greater" if value.op == "isinf.default" else "less_equal"
+    return pointwise(value, function, pointwise(x, "abs", x), LARGEST)
+
+
+@aten("xlogy.Tensor", "special_xlogy.default")
+def _x_times_log(value: Value, a: Arguments) -> Value:
+    """x · log y, and 0 where x is."""
+    x, y = a["self"], a["other"]
+    there = x.make("pointwise", x.shape, torch.bool, function="not_equal", xs=[x, 0])
+    inside = value.make("pointwise", function="where", xs=[there, y, 1])
+    return pointwise(value, "multiply", x, pointwise(value, "log", inside))
 
 
 @aten("rsub.Scalar", "rsub.Tensor")
@@ -171,14 +192,14 @@ def _reciprocal(value: Value, a: Arguments) -> Value:
     return pointwise(value, "divide", 1.0, a["self"])
 
 
-@aten("log1p.default", "expm1.default", "log2.default")
+@aten("log1p.default", "expm1.default", "log2.default", "log10.default")
 def _near(value: Value, a: Arguments) -> Value:
     x = a["self"]
     if value.op == "log1p.default":
         return pointwise(value, "log", pointwise(value, "add", x, 1))
     if value.op == "expm1.default":
         return pointwise(value, "subtract", pointwise(value, "exp", x), 1)
-    return pointwise(value, "divide", pointwise(value, "log", x), 0.6931471805599453)
+    return pointwise(value, "divide", pointwise(value, "log", x), log(2 if value.op == "log2.default" else 10))
 
 
 @aten("gelu.default")
@@ -280,4 +301,5 @@ def _filled(value: Value, a: Arguments) -> Value:
     a.ignored("self", "dtype", "size")
     name = value.op.partition(".")[0]
     fill = a["fill_value"] if "full" in name else 1 if "ones" in name else 0
-    return value.make_constant(torch.full(value.shape, fill, dtype=value.dtype))
+    exact = torch.float64 if value.is_float else value.dtype
+    return value.make_constant(torch.full(value.shape, fill, dtype=exact))

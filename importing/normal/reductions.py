@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
+
+import torch
 
 from partita.importing.graph import Value
 from partita.importing.normal.arguments import Arguments, aten
 from partita.importing.normal.pointwise import pointwise
-from partita.importing.normal.views import viewed
+from partita.importing.normal.views import SEVERAL, broadcast, viewed
 
 
 def reduced(value: Value, function: str, x: Value, dims: list[int], keep: bool) -> Value:
@@ -25,7 +28,8 @@ def _reduction(value: Value, a: Arguments) -> Value:
         raise value.refuse(f"`{value.op.partition('.')[0]}` of booleans")
     x, given = a["self"], a["dim"]
     a.ignored("dtype")
-    dims = [int(dim) % x.rank for dim in (given if isinstance(given, list) else [given])] if given else []
+    x = x.make("cast", x.shape, torch.int64, x=x) if x.dtype == torch.bool else x
+    dims = [int(dim) % x.rank for dim in (given if isinstance(given, list) else [given])] if given is not None else []
     return reduced(value, function, x, dims or list(range(x.rank)), bool(a["keepdim"]))
 
 
@@ -35,15 +39,29 @@ def _variance(value: Value, a: Arguments) -> Value:
     dims = [int(dim) % x.rank for dim in given] if given else list(range(x.rank))
     correction = a["correction"] if "correction" in value.defaults else int(bool(a["unbiased"]))
     correction = 1 if correction is None else correction
-    count = 1
-    for dim in dims:
-        count *= x.shape[dim]
+    made = _spread(value, x, dims, correction, bool(a["keepdim"]))
+    return made if value.op.startswith("var") else pointwise(value, "sqrt", made)
+
+
+def _spread(value: Value, x: Value, dims: list[int], correction: float, keep: bool) -> Value:
+    count = prod(x.shape[dim] for dim in dims)
     off = value.make("pointwise", x.shape, x.dtype, function="subtract", xs=[x, reduced(value, "mean", x, dims, True)])
     squares = pointwise(off, "multiply", off, off)
-    made = reduced(value, "mean", squares, dims, bool(a["keepdim"]))
-    if correction:
-        made = pointwise(made, "multiply", made, count / (count - correction))
-    return made if value.op.startswith("var") else pointwise(value, "sqrt", made)
+    made = reduced(value, "mean", squares, dims, keep)
+    return pointwise(made, "multiply", made, count / (count - correction)) if correction else made
+
+
+def _mean_and_variance(value: Value, a: Arguments, index: int) -> Value:
+    """Of `var_mean`, which returns the variance first."""
+    x = a["self"]
+    dims = [int(dim) % x.rank for dim in a["dim"]] if a["dim"] else list(range(x.rank))
+    correction, keep = a["correction"], bool(a["keepdim"])
+    if index:
+        return reduced(value, "mean", x, dims, keep)
+    return _spread(value, x, dims, 1 if correction is None else correction, keep)
+
+
+SEVERAL["var_mean.correction"] = _mean_and_variance
 
 
 @aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
@@ -65,7 +83,7 @@ def _cosine(value: Value, a: Arguments) -> Value:
     dim, eps = a.dim(rank=max(x.rank, y.rank)), float(a["eps"])
 
     def of(function: str, *xs: Any) -> Value:
-        shape = max((each.shape for each in xs if isinstance(each, Value)), key=len)
+        shape = broadcast(*(each.shape for each in xs if isinstance(each, Value)))
         return value.make("pointwise", shape, function=function, xs=list(xs))
 
     lengths = [
@@ -101,3 +119,13 @@ def _arg_max(value: Value, a: Arguments) -> Value:
 @aten("partita.linear_scan.default")
 def _linear_scan(value: Value, a: Arguments) -> Value:
     return value.make("linear_scan", a=a["a"], x=a["x"], dim=a.dim(rank=value.rank))
+
+
+@aten("cumprod.default")
+def _cumprod(value: Value, a: Arguments) -> Value:
+    """h[t] = x[t] · h[t-1], which begins with 1."""
+    a.ignored("dtype")
+    x, dim = a["self"], a.dim()
+    positions = value.make_constant(torch.arange(x.shape[dim]).view(-1, *(1,) * (x.rank - dim - 1)))
+    first = positions.make("pointwise", positions.shape, torch.bool, function="equal", xs=[positions, 0])
+    return value.make("linear_scan", a=x, x=pointwise(value, "where", first, x, 0), dim=dim)

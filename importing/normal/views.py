@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from partita.importing.graph import FLOATS, Value
@@ -226,12 +228,27 @@ def _broadcast(value: Value, a: Arguments, index: int) -> Value:
 
 
 def _top(value: Value, a: Arguments, index: int) -> Value:
-    a.ignored("sorted", "largest")
-    x, count = a["self"], int(a["k"])
-    dim = a.dim()
+    """The largest elements along a dimension, or the smallest, and where they are; of a sort all."""
+    x, dim = a["self"], a.dim()
+    if a.value.op == "topk.default":
+        a.ignored("sorted")
+        count, largest = int(a["k"]), bool(a["largest"])
+    else:
+        a.ignored("stable")
+        count, largest = x.shape[dim], bool(a["descending"])
+    whole = integer(x.dtype)
+    x = x.make("cast", x.shape, torch.float32, x=x) if whole else x
+    x = x if largest else x.make("pointwise", function="negate", xs=[x])
+    if index:
+        kind = {"x": x, "dim": dim}
+        return value.make("arg_max", **kind) if count == 1 else value.make("top", **kind, count=count, index=1)
+    dtype = torch.float32 if whole else value.dtype
     if count == 1:
-        return value.make("arg_max", x=x, dim=dim) if index else value.make("reduce", function="max", x=x, dims=[dim])
-    return value.make("top", x=x, dim=dim, count=count, index=index)
+        made = value.make("reduce", value.shape, dtype, function="max", x=x, dims=[dim])
+    else:
+        made = value.make("top", value.shape, dtype, x=x, dim=dim, count=count, index=0)
+    made = made if largest else value.make("pointwise", value.shape, dtype, function="negate", xs=[made])
+    return value.make("cast", x=made) if whole else made
 
 
 def _largest(value: Value, a: Arguments, index: int) -> Value:
@@ -276,7 +293,7 @@ SEVERAL = {
     **dict.fromkeys(("split.Tensor", "split_with_sizes.default", "chunk.default", "split.sizes"), _split),
     "unbind.int": _unbind,
     "broadcast_tensors.default": _broadcast,
-    "topk.default": _top,
+    **dict.fromkeys(("topk.default", "sort.default", "sort.stable"), _top),
     "max.dim": _largest,
     "min.dim": _largest,
     "native_dropout.default": _native_dropout,
@@ -289,7 +306,12 @@ SEVERAL = {
 def _unfold(value: Value, a: Arguments) -> Value:
     x, dim, size, step = a["self"], a.dim("dimension"), int(a["size"]), int(a["step"])
     if size != step or x.shape[dim] % size:
-        raise value.refuse("windows that overlap: `unfold`")
+        last = [i for i in range(x.rank) if i != dim] + [dim]
+        moved, count = permuted(value, x, last), value.shape[dim]
+        shape = (*moved.shape[:-1], count, size)
+        options = {"size": [size], "stride": [step], "padding": [(0, 0)], "dilation": 1, "fill": 0.0}
+        windows = value.make("patches", shape, x=moved, **options)
+        return permuted(value, windows, [*range(dim), x.rank - 1, *range(dim, x.rank - 1), x.rank])
     split = viewed(value, x, (*x.shape[:dim], x.shape[dim] // size, size, *x.shape[dim + 1 :]))
     order = [i for i in range(split.rank) if i != dim + 1] + [dim + 1]
     return permuted(value, split, order)
@@ -312,6 +334,13 @@ def _roll(value: Value, a: Arguments) -> Value:
     for dim, by in zip(dims, a["shifts"], strict=True):
         x = value.make("roll", x.shape, x.dtype, x=x, dim=int(dim) % x.rank, by=int(by))
     return x
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape of operands of these shapes together."""
+    rank = max(map(len, shapes), default=0)
+    wide = [(*(1,) * (rank - len(shape)), *shape) for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*wide, strict=True))
 
 
 def integer(dtype: torch.dtype) -> bool:

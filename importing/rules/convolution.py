@@ -13,13 +13,13 @@ from partita.importing.writing.writer import Writer
 @factors("conv")
 def _conv(solver: Solver, value: Value) -> list[Dim]:
     x, kernel = solver.dims[value.args["x"]], solver.dims[value.args["kernel"]]
-    groups, channels = value.args["groups"], value.args["x"].shape[1]
+    groups, out = value.args["groups"], value.shape[1]
     if groups == 1:
         solver.unify(x[1], kernel[1], value)
-    elif groups == channels == value.shape[1]:
-        solver.unify(x[1], kernel[0], value)
     else:
-        raise value.refuse("a convolution in groups of several channels")
+        (group,), (each,) = solver.fresh([groups]), solver.fresh([out // groups])
+        solver.unify(x[1], [*group, *kernel[1]], value)
+        solver.unify(kernel[0], [*group, *each], value)
     return [x[0], kernel[0], *_places(solver, value, x[2:], value.args["x"].shape[2:])]
 
 
@@ -38,25 +38,31 @@ def _say_conv(write: Writer, value: Value) -> Said:
     args = value.args
     x, old = write.single(write(args["x"]), places)
     kernel = write(args["kernel"])
-    depthwise = args["groups"] != 1
-    if not depthwise:
-        taken = {name for names in x.dims for name in names}
-        out = tuple(write.second(name) if name in taken else name for name in write.names_of(args["kernel"])[0])
-        kernel = write.parameter_as(args["kernel"], kernel, [out, x.dims[1], *kernel.dims[2:]])
+    groups, summed = x.dims[1], x.dims[1]
+    if args["groups"] == 1:
+        groups = ()
+    else:
+        size, count = 1, 0
+        while size < args["groups"]:
+            size, count = size * write.size_of(groups[count]), count + 1
+        groups, summed = groups[:count], groups[count:]
+    taken = {name for names in x.dims for name in names}
+    rest = write.names_of(args["kernel"])[0][len(groups) :]
+    out = (*groups, *(write.second(name) if name in taken else name for name in rest))
+    kernel = write.parameter_as(args["kernel"], kernel, [out, summed, *kernel.dims[2:]])
     kernel, window = write.single(kernel, places)
     new = [names[0] if len(names) == 1 else write.merged_name(names) for names in write.names_of(value)[2:]]
     if any(not name for name in (*old, *new)):
         raise value.refuse("a convolution over a dimension of size 1")
     options = {
-        "over": None if depthwise else listed(x.dims[1]),
-        "groups": listed(x.dims[1]) if depthwise else None,
+        "over": listed(summed) if summed else None,
+        "groups": listed(groups) if groups else None,
         "stride": _same(args["stride"], 1),
         "padding": _padding(args["padding"]),
         "dilation": _same(args["dilation"], 1),
         "size": f"[{', '.join(window)}]",
     }
     arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
-    out = x.dims[1] if depthwise else kernel.dims[0]
     names = write.names_of(value)
     axes = (*(name for name in x.axes if name not in (*old, *x.dims[1])), *out, *new)
     made = Said(call("conv", x.text, kernel.text, arrow, **options), (x.dims[0], out, *((name,) for name in new)), axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
-from partita.importing.graph import Value, is_op
+from partita.importing.graph import Value
 from partita.importing.said import CALL, PRODUCT, SUM, Said, call, listed, number_text, says
 from partita.importing.writing.body import Declared
 from partita.importing.writing.tree import base
@@ -164,11 +164,14 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     rest = [names for i, names in enumerate(one.dims) if i != classes]
     targets = targets.renamed(rest)
     targets = write.expanded(targets, [name for dim in rest for name in dim if name not in targets.axes])
-    ignore, smoothing = value.args["ignore"], value.args.get("smoothing")
+    ignore, smoothing = value.args["ignore"], value.args.get("smoothing") or None
     # torch's default is an id that data may not have.
     whole = base(value.args["targets"])
-    without = ignore == -100 and is_op(whole, "input") and not whole.args["negative"]
-    text = call(value.op, one.text, targets.text, over=over, ignore=None if without else ignore, smoothing=smoothing or None)
+    known = bool((whole.constant >= 0).all()) if whole.constant is not None else not whole.args.get("negative", True)
+    without = ignore == -100 and known
+    text = call(
+        value.op, one.text, targets.text, over=over, ignore=None if without else ignore, smoothing=smoothing or None
+    )
     if value.op == "cross_entropy":
         return Said(text)
     return Said(text, tuple(rest), tuple(name for name in one.axes if name != over))

@@ -35,6 +35,12 @@ def _factors(solver: Solver, value: Value) -> list[Dim]:
 def _say(write: Writer, value: Value) -> Said:
     function, xs = value.args["function"], value.args["xs"]
     said, dims = write.aligned(value, xs)
+    if value.is_float and {x.dtype for x in said[function == "where" :]} == {"i64", "number"}:
+        wanted = write.dtype_of(value)
+        said = [
+            evolve(x, text=call("cast", x.text, wanted), binds=CALL, dtype=wanted) if x.dtype == "i64" else x
+            for x in said
+        ]
     dtype = (
         "bool"
         if function in BOOLEAN

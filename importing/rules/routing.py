@@ -105,3 +105,27 @@ def _say_pick(write: Writer, value: Value) -> Said:
     axes = tuple(dict.fromkeys((*ids.axes, *(name for name in x.axes if name != along))))
     dims = tuple(own if i == at or own else x.dims[i] for i, own in enumerate(ids.dims))
     return Said(call("gather", x.text, ids.text, along=along), dims, axes, dtype=x.dtype)
+
+
+@factors("sum_by")
+def _sum_by(solver: Solver, value: Value) -> list[Dim]:
+    x, ids, dim = value.args["x"], value.args["ids"], value.args["dim"]
+    dims = list(solver.dims[x])
+    solver.unify(dims[dim], solver.dims[ids][0], value)
+    dims[dim] = solver.fresh([value.shape[dim]])[0]
+    return dims
+
+
+@says("sum_by")
+def _say_sum_by(write: Writer, value: Value) -> Said:
+    dim = value.args["dim"]
+    x, (old,) = write.single(write(value.args["x"]), [dim])
+    x = write.expanded(x, [name for name in (old,) if name not in x.axes])
+    ids, _ = write.single(write(value.args["ids"]), [0])
+    ids = write.expanded(ids.renamed([(old,)]), [name for name in (old,) if name not in ids.axes])
+    others = {name for i, own in enumerate(x.dims) if i != dim for name in own}
+    names = tuple(write.second(name) if name in others else name for name in write.names_of(value)[dim])
+    new = names[0] if len(names) == 1 else write.merged_name(names)
+    axes = tuple(new if name == old else name for name in x.axes)
+    dims = tuple((new,) if i == dim else own for i, own in enumerate(x.dims))
+    return write.split(Said(call("sum_by", x.text, ids.text, f"{old} -> {new}"), dims, axes), dim, names)

@@ -166,6 +166,7 @@ def _say_concat(write: Writer, value: Value) -> Said:
     dim, xs = value.args["dim"], value.args["xs"]
     parts, pieces = [], []
     said = [write(x) for x in xs]
+    whole = write.dtype_of(value) == "i64"
     others = [name for x in said for i, names in enumerate(x.dims) if i != dim for name in names if name in x.axes]
     for own, piece in zip(said, write.pieces_of(value), strict=True):
         one = own
@@ -174,14 +175,20 @@ def _say_concat(write: Writer, value: Value) -> Said:
         else:
             (name,) = piece
         missing = [each for each in dict.fromkeys([*others, name]) if each not in one.axes]
-        parts.append(write.expanded(one, missing).text)
+        wide = write.expanded(one, missing)
+        parts.append(call("cast", wide.text, "i64") if whole and wide.dtype == "f32" else wide.text)
         pieces.append(name)
     names = write.names_of(value)[dim]
     new = names[0] if len(names) == 1 else write.merged_name(names)
     dims = tuple((new,) if i == dim else next((x.dims[i] for x in said if x.dims[i]), ()) for i in range(value.rank))
     axes = tuple(dict.fromkeys([*others, new]))
     order = [name for each in dims for name in each if name in axes]
-    made = Said(call("concat", *parts, f"[{', '.join(pieces)}] -> {new}"), dims, tuple(order), dtype=_dtype(said))
+    made = Said(
+        call("concat", *parts, f"[{', '.join(pieces)}] -> {new}"),
+        dims,
+        tuple(order),
+        dtype="i64" if whole else _dtype(said),
+    )
     return write.split(made, dim, names)
 
 

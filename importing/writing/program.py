@@ -127,7 +127,9 @@ class Program:
         x, (over,) = writer.single(writer(value.args["x"]), [value.args["dim"]])
         dims: list[tuple[str, ...]] = [*x.dims]
         dims[value.args["dim"]] = writer.names_of(value)[value.args["dim"]]
-        (chosen,) = dims[value.args["dim"]]
+        parts = dims[value.args["dim"]]
+        chosen = parts[0] if len(parts) == 1 else writer.merged_name(parts)
+        dims[value.args["dim"]] = (chosen,)
         axes = tuple(chosen if name == over else name for name in x.axes)
         names = []
         for index, usual in enumerate(("weight", "id")):
@@ -136,7 +138,8 @@ class Program:
             names.append(name)
             body.bound[name] = own
             if own is not None:
-                body.said[own] = Said(name, tuple(dims), axes, dtype="f32" if index == 0 else "i64")
+                said = Said(name, tuple(dims), axes, dtype="f32" if index == 0 else "i64")
+                body.said[own] = writer.split(said, value.args["dim"], parts)
         body.lines.append(f"let {', '.join(names)} = {call('top_k', x.text, f'{over} -> {chosen}')}")
 
     def _name(self, name: str, value: Value, said: Said, body: Body) -> None:
@@ -472,6 +475,8 @@ class Program:
         for i in self.graph.shown:
             value = self.graph.outputs[i]
             name = valid(self.graph.names[i] or self.called.get(base(value), "result"))
+            there = {each.split()[1] for each in body.outputs}
+            name = next(n for n in (name, *(f"{name}_{k}" for k in range(2, 99))) if n not in there)
             if value is loss:  # there is nothing else
                 body.lines.append(f"let total = {body.outputs.pop().removeprefix('loss ')}")
                 body.outputs += ["loss total", "output total = total"]

@@ -70,6 +70,10 @@ class Writer:
         """The names of a value's axes, by dimension."""
         return self.axes.of(value)
 
+    def size_of(self, name: str) -> int:
+        """The size of an axis."""
+        return self.axes.sizes[name]
+
     def pieces_of(self, value: Value) -> list[Names]:
         """The names of what a concatenation puts together."""
         return self.axes.pieces(value)
