@@ -22,7 +22,7 @@ class Axes:
         self.names: dict[Factor, str] = {}
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
-        self.strided: set[str] = set()  # axes over which windows stride
+        self.fixed: set[str] = set()  # axes over which windows stride, or whose size others have by no formula
         for value in solver.values:
             self._vote(value, wanted)
         self._join_by_role()
@@ -56,9 +56,7 @@ class Axes:
                 if value.op == "input" and size != other and len(axes) == 1:
                     free[axes[0]] = size, other
         for value in self.solver.values:
-            if value.op not in ("slice", "concat") or value.twin is None:
-                continue
-            for axes, size, other in zip(self.of(value), value.shape, value.twin, strict=True):
+            for axes, size, other in zip(self.of(value), value.shape, value.twin or value.shape, strict=True):
                 if len(axes) != 1 or size == other or axes[0] in free or axes[0] in self.formulas:
                     continue
                 formulas = [
@@ -73,6 +71,8 @@ class Axes:
                 ]
                 if formulas:
                     self.formulas[axes[0]] = formulas[0]
+                else:
+                    self.fixed.update(name for name in free if name != "batch")
 
     def _derive(self, value: Value) -> None:
         """Places of windows are the axis over which they stride, divided, where that is so."""
@@ -83,7 +83,7 @@ class Axes:
             old, new = image[i], places[i]
             if len(old) != 1 or old == new:
                 continue
-            self.strided.add(old[0])
+            self.fixed.add(old[0])
             (own,) = new if len(new) == 1 else ("",)
             if own and own not in self.formulas and self.sizes[old[0]] == stride * self.sizes[own]:
                 self.formulas[own] = f"{old[0]} / {stride}"

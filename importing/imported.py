@@ -23,7 +23,7 @@ from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.sizes import sized
 from partita.importing.writing.file import TABLES
 from partita.importing.writing.names import snake
-from partita.importing.writing.program import Program
+from partita.importing.writing.program import CallsDiffer, Program
 from partita.importing.writing.tree import VIEWS
 
 # What registers operations.
@@ -61,8 +61,13 @@ def imported(
     graph.outputs = understood(graph.outputs, scalings(module))
     solver = Solver(graph.outputs)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-    program = Program(graph, solver, name or snake(type(module).__name__), state, dict(axes or {}))
-    return Imported(program.text(), graph, program)
+    inlined: set[str] = set()
+    while True:
+        program = Program(graph, solver, name or snake(type(module).__name__), state, dict(axes or {}), inlined)
+        try:
+            return Imported(program.text(), graph, program)
+        except CallsDiffer as error:
+            inlined.add(error.path)
 
 
 def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = ()) -> list[Value]:

@@ -46,6 +46,7 @@ TOLERANCE = 1e-9  # in f64, of the largest of a tensor
 ROUNDING = 2e-3  # of the module in f32
 LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
 DEVIATION = 0.2
+FEW = 4  # numbers that may mean something each
 DROP = re.compile(r"drop(_\d+)?")  # the constants that are rates of dropout
 
 INDEX = re.compile(r"\.\d+(?=\.)")  # of an iteration, in the name of a parameter
@@ -88,7 +89,7 @@ def prove(
             redraw(module, number)
             for chosen in candidates:
                 given = drawn(imported, inputs, chosen, number)
-                if chosen not in sizes and _runs(module, given):
+                if chosen not in sizes and _runs(module, given) and (not sizes or _is_valid(path, chosen)):
                     break
             else:
                 continue
@@ -133,7 +134,7 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
         for name in dim
     }
     found: dict[str, list[tuple[str, int]]] = {}
-    fixed: set[str] = set(held) | set(program.file.axes.formulas) | program.file.axes.strided
+    fixed: set[str] = set(held) | set(program.file.axes.formulas) | program.file.axes.fixed
     for value in imported.graph.inputs:
         if value not in program.solver.dims:
             continue
@@ -164,6 +165,11 @@ def _runs(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         return False
 
 
+def _is_valid(path: Path, sizes: Mapping[str, int]) -> bool:
+    """Whether a file can have these sizes: one that a window steps over may have to be that of the example."""
+    return load(path, [f"{axis}={size}" for axis, size in sizes.items()])[0] is not None
+
+
 def redraw(module: nn.Module, seed: int) -> None:
     """Draw all parameters of a module, and what its batch norms keep."""
     generator = torch.Generator().manual_seed(seed)
@@ -192,9 +198,7 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
             for own, size in zip(names.get(name, [()] * example.dim()), example.shape, strict=True)
         ]
         if example.is_floating_point():
-            found[name] = torch.randn(shape, generator=generator, dtype=torch.float32)
-            if bool((example >= 0).all()):
-                found[name] = found[name].abs() * float(example.abs().mean().clamp(min=1e-3))
+            found[name] = _between(example, shape, generator)
         elif example.dtype == torch.bool:
             found[name] = torch.rand(shape, generator=generator) < 0.7
         else:
@@ -212,6 +216,17 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
         if example.dim() > 1 and not example.is_floating_point() and int(example.max()) <= 1:
             found[name][..., 0] = example[(0,) * example.dim()]  # no row of a mask leaves out everything
     return found
+
+
+def _between(example: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Numbers as an example has them, or between two of them if it has more than a few."""
+    some, others = (
+        example.flatten()[torch.randint(0, example.numel(), tuple(shape), generator=generator)] for _ in range(2)
+    )
+    share = (
+        torch.rand(tuple(shape), generator=generator) if len({*example.flatten().tolist()}) > FEW else torch.ones(())
+    )
+    return (some + (others - some) * (1 - share)).float()
 
 
 def _largest(example: Tensor, shape: Sequence[int]) -> Tensor:

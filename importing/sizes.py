@@ -87,7 +87,8 @@ def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:
     batch = [dim for dim in dims if dim[1] == 0]
     batch = batch if len({inputs[name].shape[0] for name, _ in batch}) == 1 else []
     ids = [name for name, each in inputs.items() if each.dim() == 2 and each.dtype == torch.int64]
-    long = {(name, 1): inputs[name].shape[1] for name in ids or [n for n, each in inputs.items() if each.dim() == 3]}
+    of_rank = {rank: [name for name, each in inputs.items() if each.dim() == rank] for rank in (3, 2)}
+    long = {(name, 1): inputs[name].shape[1] for name in ids or of_rank[3] or of_rank[2]}
     ways: list[list[list[Dim]]] = []
     for others in (dims, [dim for dim in dims if dim[1] == 1], []):
         groups = [batch]

@@ -86,9 +86,11 @@ class File:
         return chosen
 
     def saved(self, value: Value) -> Value | None:
-        """A constant that the module saves with its parameters, as a buffer."""
+        """A constant that the module saves with its parameters, as a buffer, if one call alone reads it."""
         name = value.args.get("name", "")
-        if name not in self.state or not value.is_float:
+        same = [each for each in self.solver.values if each.op == "constant" and each.args.get("name") == name]
+        calls = {self.tree.home[reader] for each in same for reader in self.tree.readers(each)}
+        if name not in self.state or not value.is_float or len(calls) > 1:
             return None
         if name not in self.saved_constants:
             made = Value(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -24,13 +24,27 @@ INPUTS = ("x", "y", "z", "u", "w")
 HEAVY = ("einsum", "embedding", "conv")
 
 
+class CallsDiffer(Exception):
+    """Calls of the module of a `path`, which share its parameters, are not calls of one block."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 class Program:
-    """Writes the calls of modules as blocks and repeats."""
+    """Writes the calls of modules as blocks and repeats; of modules that are `inlined`, what they compute in place."""
 
     def __init__(
-        self, graph: Captured, solver: Solver, name: str, state: dict[str, torch.Tensor], wanted: dict[str, list[str]]
+        self,
+        graph: Captured,
+        solver: Solver,
+        name: str,
+        state: dict[str, torch.Tensor],
+        wanted: dict[str, list[str]],
+        inlined: Collection[str] = (),
     ) -> None:
-        self.graph, self.solver = graph, solver
+        self.graph, self.solver, self.inlined = graph, solver, inlined
         self.tree = Tree(solver.values, solver.users, graph.outputs)
         self.file = File(solver, self.tree, state, wanted)
         self.called = self.file.called
@@ -184,6 +198,8 @@ class Program:
         """Whether a call is one of a block: of a class that is used several times and has parameters of its own."""
         if scope.is_torch or scope.number is not None or len(self.tree.kinds[scope.call.kind]) < 2:
             return False
+        if scope.path in self.inlined:
+            return False
         if len(self.tree.same(scope)) < 2 and any(
             child.number is not None and not child.is_torch for child in scope.children
         ):
@@ -250,7 +266,7 @@ class Program:
         known = body.shared.get(scope.path)
         if known is not None:
             if known[1] != block:
-                raise NotUnderstood(f"calls of `{scope.path}` differ, which share their parameters")
+                raise CallsDiffer(scope.path)
             return known[0]
         path = scope.path.split(".")
         usual = valid("_".join(path[-2:]) if path[-1].isdigit() else path[-1])
@@ -273,6 +289,8 @@ class Program:
         assert isinstance(first, Scope)
         run = [first]
         if first.number is None or (first.is_torch and not _is_layer(first)):
+            return run
+        if any(each.path in self.inlined for each in first.around()):  # whose layers are read in several places
             return run
         for each in items[1:]:
             if isinstance(each, Value):
@@ -312,7 +330,7 @@ class Program:
     def _one_by_one(self, run: list[Scope], body: Body) -> None:
         for scope in run:
             several = len(self.tree.kinds[scope.call.kind]) > 1 and len(scope.values) > 2
-            if several and not scope.is_torch:
+            if several and not scope.is_torch and scope.path not in self.inlined:
                 self._call(scope, body)
             else:
                 self.write(scope, body)
