@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.arguments import by_name, callback, count, file_at, flag, folder_at, instance, optional_word, seconds, word
 from partita.dsl.config.python_calls import called_from_python, in_python
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.load import load as load_file
 from partita.dsl.version import __version__ as __version__
 from partita.overrides import Override, written
@@ -199,6 +199,7 @@ def from_torch(
     axes: Mapping[str, list[str]] | None = None,
     name: str | None = None,
     prove: bool = True,
+    tables: str | Path | None = None,
 ) -> str:
     """The text of a `.par` file that computes what a module computes, as `partita import` writes it.
 
@@ -206,12 +207,14 @@ def from_torch(
     module that returns outputs alone, `loss` is `cross_entropy(logits, targets)`, `mse(a, b)` or
     `binary_cross_entropy(logits, targets)`, of keys of what it returns and of inputs. `axes` names the axes of inputs,
     `{"tokens": ["batch", "seq"]}`, and `name` the model. Unless `prove` is False, the file is compared with the module:
-    loss, outputs, every gradient, and buffers after a step, in f64 at several sizes.
+    loss, outputs, every gradient, and buffers after a step, in f64 at several sizes. Constants that no formula says are
+    written to `tables`, a file of safetensors which the text reads by its name.
 
     Raises TypeError or ValueError for a wrong argument, and Refused for a module that cannot be called, is not
     understood, or is not equal to its file (E1201 to E1204).
     """
     _require("from_torch")
+    from safetensors.torch import save_file
     from torch import Tensor, nn
 
     from partita.importing.from_torch import example_of, file_of, proven
@@ -222,11 +225,18 @@ def from_torch(
     if axes is not None:
         axes = by_name("axes", axes, list, "lists of names")
     name, prove = optional_word("name", name, "the name of the model"), flag("prove", prove)
+    beside = folder_at("tables", tables, "a file")
     example = example_of(module, inputs, loss)
     file = file_of(example, name, axes)
+    if beside is None and file.tables:
+        help = f'`tables = "{file.program.model.name}.safetensors"` says where to write them'
+        raise refuse("E1202", f"constants of the module have no formula: {', '.join(file.tables)}", help=help)
     if prove:
         proven(example, file)
-    return file.text
+    if beside is None:
+        return file.text
+    save_file(file.tables, beside)
+    return file.with_tables(Path(beside).name)
 
 
 def _require(function: str) -> None:

@@ -30,13 +30,13 @@ def file_at(path: object) -> str | Path:
     raise TypeError(f"`path` is the path of a .par file, not {kind_of(path)}{help}")
 
 
-def folder_at(name: str, path: object) -> str | Path | None:
-    """The path of a directory, if one is given. Raises TypeError."""
+def folder_at(name: str, path: object, what: str = "a directory") -> str | Path | None:
+    """The path of a directory, or of something else, if one is given. Raises TypeError."""
     if path is None or isinstance(path, str | Path):
         return path
     if isinstance(path, os.PathLike) and isinstance(fspath := os.fspath(path), str):
         return fspath
-    raise TypeError(f"`{name}` is the path of a directory, not {kind_of(path)}")
+    raise TypeError(f"`{name}` is the path of {what}, not {kind_of(path)}")
 
 
 def flag(name: str, value: object) -> bool:

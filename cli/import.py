@@ -142,9 +142,11 @@ def _made(name: str) -> Any:
 def _deliver(arguments: argparse.Namespace, module: nn.Module, file: Imported, equal: str) -> None:
     path = _target(arguments.output or file.program.model.name)
     _check_free(path)
+    if file.tables:
+        _check_free(path.with_suffix(".safetensors"))
     with writing(printable(str(path))):
-        file.write(path)
-    print(f"{printable(str(path))}: {summary(module, file)}")
+        written = file.write(path)
+    print(f"{', '.join(printable(str(each)) for each in written)}: {summary(module, file)}")
     print(equal)
 
 

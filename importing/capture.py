@@ -25,7 +25,7 @@ from partita.importing.substitutes import exported
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
 FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
 # Files whose lines are not of a module.
-NOT_THEIRS = ("/torch/", "/importing/capture.py")
+NOT_THEIRS = ("/torch/", "/importing/")
 # Regions of a graph that are run as they are.
 REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -58,6 +58,8 @@ def _decompositions() -> Any:
 def _reason(error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return "what is computed depends on numbers in tensors, as in `if x.sum() > 0`"
+    if "fake tensor in the exported program" in str(error):
+        return "the module keeps tensors from one call to the next"
     reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
     return f"torch.export: {reason.strip()}"
 

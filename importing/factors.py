@@ -7,8 +7,9 @@ principal types: nothing is one axis that the module does not make one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -58,8 +59,45 @@ def leaves(dim: Iterable[Factor]) -> list[Factor]:
     return axes
 
 
+# Operations of torch that draw random numbers.
+DRAWN = re.compile(r"rand|normal|bernoulli|multinomial|uniform|exponential")
+
+
 def _refined(factor: Factor, sizes: Sequence[int]) -> None:
     factor.parts = [Factor(size) for size in sizes]
+
+
+def _groups(before: Sequence[int], behind: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Dimensions of a view, before and behind, that have the same elements: as few as possible together."""
+    i = j = 0
+    while i < len(before) or j < len(behind):
+        first, second = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(behind))
+        while (one := prod(before[first:i])) != (other := prod(behind[second:j])):
+            i, j = (i + 1, j) if one < other else (i, j + 1)
+        yield slice(first, i), slice(second, j)
+
+
+def _grouped(flat: list[Factor], shape: Sequence[int]) -> list[Dim] | None:
+    """Axes in dimensions of these sizes; None if they do not line up."""
+    dims: list[Dim] = []
+    for size in shape:
+        dim: Dim = []
+        left = size
+        while left > 1:
+            first = found(flat[0])
+            if first.parts is not None:
+                flat[:1] = leaves([first])
+            elif left % first.size == 0:
+                dim.append(flat.pop(0))
+                left //= first.size
+            elif first.size % left == 0:
+                _refined(first, [left, first.size // left])
+                flat[:1] = leaves([first])
+            else:
+                return None
+        dims.append(dim)
+    return dims
 
 
 class Solver:
@@ -71,6 +109,7 @@ class Solver:
         self.dims: dict[Value, list[Dim]] = {}
         self.chosen: dict[tuple[Value, int, int], Dim] = {}  # what `top_k` chooses, of values and of ids
         self.pieces: dict[Value, list[Dim]] = {}  # of a concatenation, what is put together
+        self.regrouped: dict[Value, list[tuple[slice, slice]]] = {}
         for value in self.values:
             self.dims[value] = self._of(value)
         self._indexed()
@@ -80,6 +119,8 @@ class Solver:
         if value.op in ("input", "parameter", "buffer", "constant"):
             return self.fresh(value.shape)
         rule = RULES.get(value.op)
+        if rule is None and DRAWN.match(value.op):
+            raise value.refuse("random numbers are drawn, and never the same: give them to `forward` as an input")
         if rule is None:
             raise value.refuse(f"`aten.{value.op}`" if "." in value.op else f"`{value.op}`")
         dims = rule(self, value)
@@ -139,25 +180,18 @@ class Solver:
         return dims
 
     def viewed(self, value: Value, x: Value) -> list[Dim]:
-        """The dimensions of a view: the axes of x in order, grouped anew."""
-        flat = leaves(each for dim in self.dims[x] for each in dim)
+        """The dimensions of a view: the axes of x in order, grouped anew. Where they do not line up, elements are those
+        of one axis, which is split into others; `regrouped` has the dimensions before and behind.
+        """
         dims: list[Dim] = []
-        for size in value.shape:
-            dim: Dim = []
-            left = size
-            while left > 1:
-                first = found(flat[0])
-                if first.parts is not None:
-                    flat[:1] = leaves([first])
-                elif left % first.size == 0:
-                    dim.append(flat.pop(0))
-                    left //= first.size
-                elif first.size % left == 0:
-                    _refined(first, [left, first.size // left])
-                    flat[:1] = leaves([first])
-                else:
-                    raise value.refuse(f"a view splits an axis of {first.size} into {left}")
-            dims.append(dim)
+        self.regrouped[value] = []
+        for before, behind in _groups(x.shape, value.shape):
+            flat = leaves(each for dim in self.dims[x][before] for each in dim)
+            made = _grouped(flat, value.shape[behind])
+            if made is None:
+                self.regrouped[value].append((before, behind))
+                made = self.fresh(value.shape[behind])
+            dims += made
         return dims
 
     def _indexed(self) -> None:

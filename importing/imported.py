@@ -38,12 +38,23 @@ class Imported:
     graph: Captured
     program: Program
 
-    def write(self, path: Path) -> None:
-        """Write the file, and beside it the tables that it reads. Raises OSError."""
-        path.write_text(self.text, encoding="utf-8")
-        used = {name: each for name, each in self.program.file.tables.items() if f'"{name}")' in self.text}
-        if used:
-            save_file(used, path.with_name(TABLES))
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """What the file reads from a file beside it, by names there: constants that no formula says."""
+        return {name: each for name, each in self.program.file.tables.items() if f'"{name}")' in self.text}
+
+    def with_tables(self, name: str) -> str:
+        """The text, where the file with tables is called so."""
+        return self.text.replace(f'file("{TABLES}"', f'file("{name}"')
+
+    def write(self, path: Path) -> list[Path]:
+        """Write the file, and beside it the tables that it reads; which files these are. Raises OSError."""
+        beside = path.with_suffix(".safetensors")
+        path.write_text(self.with_tables(beside.name), encoding="utf-8")
+        if not self.tables:
+            return [path]
+        save_file(self.tables, beside)
+        return [path, beside]
 
 
 def imported(

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from partita.importing.capture import capture
-from partita.importing.graph import Captured, NotUnderstood, Value, order
+from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value, order
+from partita.importing.normal.arguments import OPERATIONS
+from partita.importing.normal.views import SEVERAL
 
 # How much larger batches, and longer sequences, are. At one length a table may be read as a whole, which is another
 # operation than to read a part.
@@ -69,14 +71,16 @@ def _compare(
 ) -> None:
     """Say of each value the shape that it has where inputs are larger, and of each number what it is of sizes."""
     before, after = ({dim: each[dim[0]].shape[dim[1]] for dim in free} for each in (inputs, larger))
+    names = OPERATIONS.keys() | SEVERAL.keys() | {*LEAVES, "constant", "getitem", "stop_gradient"}
+    understood = all(value.op in names for value in ours)  # what is not is refused for that
     for value, twin in zip(ours, theirs, strict=True):
         value.twin = twin.shape
         for name, given in value.args.items():
             if name not in PLACES and isinstance(given, int | float) and not isinstance(given, bool):
                 found = _of_sizes(given, twin.args[name], before, after)
-                if found is None:
+                if found is None and understood:
                     raise value.refuse(f"the number {given} depends on sizes")
-                value.args[name] = found
+                value.args[name] = given if found is None else found
 
 
 def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:

@@ -19,8 +19,13 @@ def _view(solver: Solver, value: Value) -> list[Dim]:
 
 @says("view")
 def _say_view(write: Writer, value: Value) -> Said:
-    """Its operand; names are grouped anew."""
+    """Its operand; names are grouped anew, or, where they do not line up, split from one axis anew."""
     x = write(value.args["x"])
+    for before, behind in reversed(write.solver.regrouped[value]):
+        names = [name for dim in x.dims[before] for name in dim]
+        x = evolve(x, dims=(*x.dims[: before.start], tuple(names), *x.dims[before.stop :]))
+        x, _ = write.single(x, [before.start])
+        x = write.split(x, before.start, [name for dim in write.names_of(value)[behind] for name in dim])
     flat = [name for dim in x.dims for name in dim]
     dims = []
     for axes in write.solver.axes(value):
