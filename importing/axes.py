@@ -69,6 +69,11 @@ class Axes:
                     for name, (own, longer) in free.items()
                     if size % own == 0 and other * own == size * longer
                 ]
+                formulas += [
+                    f"{name} / {own // size}"
+                    for name, (own, longer) in free.items()
+                    if own % size == 0 and size * longer == other * own
+                ]
                 if formulas:
                     self.formulas[axes[0]] = formulas[0]
                 else:

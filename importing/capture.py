@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -25,7 +26,9 @@ from partita.importing.substitutes import exported
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
 FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
 # Files whose lines are not of a module.
-NOT_THEIRS = ("/torch/", "/importing/")
+NOT_THEIRS = ("/torch/", os.path.join(os.path.dirname(__file__), ""))
+# Buffers that training changes, if not this call.
+KEPT = ("running_mean", "running_var")
 # Regions of a graph that are run as they are.
 REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -130,7 +133,8 @@ class _Capturing:
             return self.parameters[key]
         if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise NotUnderstood(f"an input of kind {spec.kind.name.lower()}")
-        if spec.target in self.program.graph_signature.buffers_to_mutate.values():
+        changed = spec.target in self.program.graph_signature.buffers_to_mutate.values()
+        if changed or str(spec.target).endswith(KEPT):
             args = {"names": [str(spec.target)], "data": tensor, "trained": False}
             return self._value("buffer", args, tensor, Place())
         return self._constant(str(spec.target), tensor)

@@ -121,6 +121,8 @@ class Solver:
         rule = RULES.get(value.op)
         if rule is None and DRAWN.match(value.op):
             raise value.refuse("random numbers are drawn, and never the same: give them to `forward` as an input")
+        if value.op == "batch_statistic":
+            raise value.refuse("a batch norm that is called several times, whose statistics follow each other")
         if rule is None:
             raise value.refuse(f"`aten.{value.op}`" if "." in value.op else f"`{value.op}`")
         dims = rule(self, value)

@@ -77,9 +77,12 @@ def example_of(module: object, inputs: object, loss: str | None = None) -> Examp
     for name, each in inputs.items():
         if not isinstance(each, Tensor):
             raise refuse("E1201", f"the example input `{name}` is no tensor, but of `{type(each).__name__}`")
-        if each.dim() and each.shape[0] == 1:
-            message = f"the example input `{name}` has a batch of one: an axis of size 1 cannot be told from none"
-            raise refuse("E1201", message, help="give two rows or more")
+    first = {name: each.shape[0] for name, each in inputs.items() if each.dim()}
+    if {*first.values()} == {1}:
+        message = (
+            f"the example input `{next(iter(first))}` has a batch of one: an axis of size 1 cannot be told from none"
+        )
+        raise refuse("E1201", message, help="give two rows or more")
     if not inputs:
         raise refuse("E1201", "there are no example inputs")
     inputs = {name: each.detach().contiguous() for name, each in inputs.items()}  # strides are no part of a module

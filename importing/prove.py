@@ -44,6 +44,7 @@ from partita.runtime.training import VirtualRun
 
 TOLERANCE = 1e-9  # in f64, of the largest of a tensor
 ROUNDING = 2e-3  # of the module in f32
+ROUGHLY = 5e-2  # of gradients of the module in f32
 LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
 DEVIATION = 0.2
 FEW = 4  # numbers that may mean something each
@@ -89,7 +90,7 @@ def prove(
             redraw(module, number)
             for chosen in candidates:
                 given = drawn(imported, inputs, chosen, number)
-                if chosen not in sizes and _runs(module, given) and (not sizes or _is_valid(path, chosen)):
+                if chosen not in sizes and _runs(module, given) and (not number or _is_valid(path, chosen)):
                     break
             else:
                 continue
@@ -205,6 +206,9 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
             limit, special = _ids(imported, name)
             limits = _largest(example, shape) if limit is None else torch.tensor(limit)
             found[name] = (torch.rand(shape, generator=generator) * limits).floor().to(example.dtype)
+            if bool((example < 0).any()):  # which mean something else
+                marked = torch.rand(shape, generator=generator) < 0.2
+                found[name] = found[name].where(~marked, example.min())
             flat, first = found[name].view(-1), int(example.dim() > 1)
             if len(flat) > 2 + len(special):
                 flat[first : first + len(special)] = torch.tensor(special)
@@ -231,6 +235,7 @@ def _between(example: Tensor, shape: Sequence[int], generator: torch.Generator) 
 
 def _largest(example: Tensor, shape: Sequence[int]) -> Tensor:
     """What numbers of an input are below, as the example shows: of each column, as fields have ids of their own."""
+    example = example.clamp(min=0)
     columns = example.reshape(-1, example.shape[-1]).amax(0) if example.dim() > 1 else example.max()
     return (columns if tuple(shape[-1:]) == tuple(columns.shape) else example.max()) + 1
 
@@ -387,14 +392,29 @@ def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tens
     line = progression_of(tensor) if tensor.dim() == 1 else None
     if line is not None:
         return line
-    if tensor.dim() == 2 and min(tensor.shape) > 1:
-        for inverse, function in ((torch.acos, torch.cos), (torch.asin, torch.sin)):
-            positions, count = tensor.shape
-            ratio = float(f"{float(inverse(tensor[1]).clamp(min=1e-30)[1] ** -count):.4g}")
-            angles = torch.arange(positions).double()[:, None] * ratio ** (-torch.arange(count).double() / count)
-            if rounded(function(angles), tensor, angles):
-                return function(angles)
+    flat = tensor.reshape([size for size in tensor.shape if size != 1])
+    if flat.dim() == 2 and min(flat.shape) > 1:
+        half = flat.shape[1] // 2
+        angles = _angles(flat)
+        if flat.shape[1] == 2 * half and torch.equal(flat[:, :half], flat[:, half:]):
+            one = _angles(flat[:, :half])
+            angles = one.repeat(1, 2) if one is not None else None
+        elif flat.shape[1] == 2 * half and torch.equal(flat[:, ::2], flat[:, 1::2]):
+            one = _angles(flat[:, ::2])
+            angles = one.repeat_interleave(2, 1) if one is not None else None
+        return tensor if angles is None else angles.view(tensor.shape)
     return tensor
+
+
+def _angles(table: Tensor) -> Tensor | None:
+    """Cosines or sines of position · base^(-i / n), computed in f64, if a table has them."""
+    positions, count = table.shape
+    for inverse, function in ((torch.acos, torch.cos), (torch.asin, torch.sin)):
+        ratio = float(f"{float(inverse(table[1]).clamp(min=1e-30)[1] ** -count):.4g}") if count > 1 else 1.0
+        angles = torch.arange(positions).double()[:, None] * ratio ** (-torch.arange(count).double() / count)
+        if rounded(function(angles), table, angles):
+            return function(angles)
+    return None
 
 
 def _returned(result: Any) -> list[Tensor]:
@@ -416,6 +436,7 @@ def _compared(
     loss = results[imported.graph.loss]
     torch.autograd.backward(loss)
     rounding = max(_off(a, b.detach()) for a, b in zip(rough, results, strict=True))
+    _same_gradients(module, inputs, imported, graph)
 
     spec = _spec(path, sizes, imported)
     weights = spec.weights["hf"]
@@ -449,6 +470,28 @@ def _compared(
         off.append((_off(_as_theirs(name, output, spec, dims, result), result), f"output `{name}`"))
     changed = sum(not torch.equal(each, ours[name]) for name, each in after.items())
     return (*max(off), rounding, len(gradients), changed)
+
+
+def _same_gradients(module: nn.Module, inputs: Mapping[str, Tensor], imported: Imported, graph: nn.Module) -> None:
+    """Raises NotUnderstood where gradients of the module, in f32, are not at all those of what it computes: an
+    `autograd.Function` may have a backward of its own, which is no part of a graph.
+    """
+    with _Undropped(), restored(module):
+        loss = _returned(module(**inputs))[imported.graph.loss]
+        named = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    exact = {name: each.grad for name, each in graph.named_parameters() if each.grad is not None}
+    norm = float(sum((each.square().sum() for each in exact.values()), torch.zeros(()))) ** 0.5
+    for name, own in zip(named, found, strict=True):
+        theirs = exact.get(name)
+        if own is None or theirs is None:
+            wrong = (own is not None and bool(own.any())) or (theirs is not None and bool(theirs.any()))
+        else:
+            wrong = _off(own, theirs, LEAST * norm) > ROUGHLY
+        if wrong:
+            raise NotUnderstood(
+                f"the gradient of `{name}` is not that of what is computed: has it a backward of its own?"
+            )
 
 
 def _state(graph: nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ sequences; a number that differs is written as what it is of sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations_with_replacement
+from itertools import chain, combinations
 from math import prod
 from typing import Any, TypeAlias
 
@@ -124,13 +124,15 @@ def _of_sizes(number: float, other: Any, before: Mapping[Dim, int], after: Mappi
     """The number, as what it is of sizes; itself if it does not depend on them."""
     if number == other or number != number:
         return number
-    for count in (1, 2):
-        for dims in combinations_with_replacement(before, count):
-            for power in POWERS:
-                one, two = (float(prod(sizes[dim] for dim in dims)) ** power for sizes in (before, after))
-                coefficient = number / one
-                if abs(coefficient * two - other) <= 1e-9 * abs(other):
-                    return Sized(number, coefficient, power, dims, 0.0)
+    found = [
+        Sized(number, number / one, power, dims, 0.0)
+        for dims in chain(combinations(before, 1), combinations(before, 2), ((dim, dim) for dim in before))
+        for power in POWERS
+        for one, two in [[float(prod(sizes[dim] for dim in dims)) ** power for sizes in (before, after)]]
+        if abs(number / one * two - other) <= 1e-9 * abs(other)
+    ]
+    if found:  # the simplest of them
+        return min(found, key=lambda each: each.coefficient != 1)
     for dim, size in before.items():
         if other - number == after[dim] - size:
             return Sized(number, 1.0, 1.0, (dim,), number - size)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from partita.importing.graph import Value, number
 from partita.importing.normal.arguments import Arguments, aten
@@ -97,6 +99,14 @@ def _several(value: Value, x: Value, ids: list[Value | None]) -> Value:
 
 def _merged(value: Value, x: Value, ids: list[Value | None]) -> Value:
     """An index of several tensors, as one of the dimensions that they index, merged."""
+    dims, index, flat = _flat_index(value, x, ids)
+    if dims[0] == 0:
+        return value.make("embedding", table=flat, ids=index, padding=None)
+    return value.make("take", x=flat, ids=index, dim=dims[0])
+
+
+def _flat_index(value: Value, x: Value, ids: list[Value | None]) -> tuple[list[int], Value, Value]:
+    """The dimensions that are indexed, one index of them merged, and x with these merged."""
     dims = [i for i, each in enumerate(ids) if each is not None]
     if dims != list(range(dims[0], dims[-1] + 1)):
         raise value.refuse("an index of tensors with whole dimensions between them")
@@ -113,10 +123,59 @@ def _merged(value: Value, x: Value, ids: list[Value | None]) -> Value:
         else:
             wider = value.make("pointwise", index.shape, torch.int64, function="multiply", xs=[index, x.shape[dim]])
             index = value.make("pointwise", shape, torch.int64, function="add", xs=[wider, own])
-    flat = viewed(value, x, (*x.shape[: dims[0]], -1, *x.shape[dims[-1] + 1 :]))
-    if dims[0] == 0:
-        return value.make("embedding", table=flat, ids=index, padding=None)
-    return value.make("take", x=flat, ids=index, dim=dims[0])
+    count = prod(x.shape[dims[0] : dims[-1] + 1])
+    flat = viewed(value, x, (*x.shape[: dims[0]], count, *x.shape[dims[-1] + 1 :]))
+    assert index is not None
+    return dims, index, flat
+
+
+@aten("index_put.default", "index_put_.default")
+def _index_put(value: Value, a: Arguments) -> Value:
+    """What booleans say, or ids at the places that they index, is written or added."""
+    x, ids, new, added = a["self"], list(a["indices"]), a["values"], bool(a["accumulate"])
+    made: Value
+    if len(ids) == 1 and ids[0].dtype == torch.bool:
+        if number(new) is None or added:
+            raise value.refuse("an index of booleans: sizes depend on data")
+        mask = viewed(value, ids[0], (*ids[0].shape, *(1,) * (x.rank - ids[0].rank)))
+        return pointwise(value, "where", mask, number(new), x)
+    if any(each is not None and each.dtype == torch.bool for each in ids):
+        raise value.refuse("an index of booleans: sizes depend on data")
+    dims, index, flat = _flat_index(value, x, ids)
+    if dims[0]:
+        raise value.refuse("writing at ids of dimensions that are not the first")
+    count, rest = flat.shape[0], flat.shape[1:]
+    index = viewed(value, index, (prod(index.shape),))
+    wide = expanded(new, new, (*ids[0].shape, *rest)) if number(new) is None else new
+    source = viewed(value, wide, (index.shape[0], *rest)) if number(new) is None else None
+    hot = value.make("one_hot", (index.shape[0], count), torch.float32, ids=index)
+    there = viewed(value, reduced(value, "max", hot, [0], False), (count, *(1,) * len(rest)))
+    flags = value.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
+    if source is None:
+        if added:
+            raise value.refuse("adding a number at ids")
+        made = flat.make("pointwise", flat.shape, function="where", xs=[flags, number(new), flat])
+    else:
+        sums = value.make("sum_by", flat.shape, x=source, ids=index, dim=0)
+        function, xs = ("add", [flat, sums]) if added else ("where", [flags, sums, flat])
+        made = flat.make("pointwise", flat.shape, function=function, xs=xs)
+    return viewed(value, made)
+
+
+@aten("diagonal.default", "diag.default")
+def _diagonal(value: Value, a: Arguments) -> Value:
+    """Of a square matrix: sums of its rows, where all else is zero."""
+    x = a["self"]
+    offset = int(a["offset" if "offset" in value.defaults else "diagonal"])
+    one, two = (a.dim("dim1"), a.dim("dim2")) if "dim1" in value.defaults else (0, 1)
+    if offset or x.rank < 2 or x.shape[one] != x.shape[two]:
+        raise value.refuse("a diagonal that is not the main one of a square matrix")
+    shape = tuple(size if i in (one, two) else 1 for i, size in enumerate(x.shape))
+    eye = value.make_constant(torch.eye(x.shape[one], dtype=torch.bool).view(shape))
+    kept = x.make("pointwise", x.shape, function="where", xs=[eye, x, 0])
+    summed = reduced(value, "sum", kept, [two], False)
+    moved = one - (two < one)
+    return permuted(value, summed, [*(i for i in range(summed.rank) if i != moved), moved])
 
 
 def _positions(index: Value | None, rank: int, size: int) -> int | None:
@@ -385,6 +444,27 @@ def _upsample(value: Value, a: Arguments) -> Value:
         one += [size, 1]
     repeated = value.make("expand", split, x.dtype, x=viewed(value, x, tuple(one)))
     return viewed(value, repeated)
+
+
+@aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_bicubic2d.vec")
+@aten("upsample_bicubic2d.default", "upsample_linear1d.default")
+def _resized(value: Value, a: Arguments) -> Value:
+    """A product along each dimension, with what resizing makes of each of its places."""
+    a.ignored("output_size", "scale_factors", "scales_h", "scales_w", "scales")
+    x: Value = a["input" if "input" in value.args else "self"]
+    corners = bool(a["align_corners"])
+    cubic = "cubic" in value.op
+    for dim in range(2, value.rank):
+        size, wide = x.shape[dim], value.shape[dim]
+        if size == wide:
+            continue
+        ones = torch.eye(size)[None, :, :, None] if cubic else torch.eye(size)[None]
+        mode = "bicubic" if cubic else "linear"
+        places = functional.interpolate(ones, (wide, 1) if cubic else wide, mode=mode, align_corners=corners)
+        table = value.make_constant(places.view(size, wide))
+        names = "abcdefg"[: x.rank]
+        x = einsum(value, [names, f"{names[dim]}z"], names.replace(names[dim], "z"), x, table)
+    return x
 
 
 @aten("cross_entropy_loss.default")

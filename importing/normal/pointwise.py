@@ -9,7 +9,7 @@ import torch
 
 from partita.importing.graph import Value, number
 from partita.importing.normal.arguments import Arguments, aten
-from partita.importing.normal.views import expanded, integer
+from partita.importing.normal.views import expanded, integer, viewed
 
 UNARY = {
     "abs": "abs",
@@ -229,6 +229,7 @@ def _activation(value: Value, a: Arguments) -> Value:
         return of("maximum", x, of("multiply", x, a["negative_slope"]))
     if name == "prelu":
         weight = a["weight"]
+        weight = viewed(weight, weight, (*weight.shape, *(1,) * (x.rank - 2))) if weight.shape != (1,) else weight
         return of("add", of("maximum", x, 0), of("multiply", weight, of("minimum", x, 0)))
     if name in ("elu", "celu", "selu"):
         alpha, scale = (

@@ -289,6 +289,24 @@ def _batch_norm(value: Value, a: Arguments, index: int) -> Value:
     return value.make(op, x=x, scale=scale, shift=shift, mean=mean, variance=variance, index=index, **options)
 
 
+def _kept_norm(value: Value, a: Arguments, index: int) -> Value:
+    """A batch norm of evaluation, by what it has kept."""
+    x, scale, shift, mean, variance = (a[name] for name in ("input", "weight", "bias", "running_mean", "running_var"))
+    a.ignored("momentum")
+    if index:
+        raise value.refuse("the statistics of a norm")
+
+    def of(function: str, *xs: Value | float | None) -> Value:
+        ones = (1,) * (x.rank - 2)
+        wide = [viewed(y, y, (*y.shape, *ones)) if isinstance(y, Value) and y.rank == 1 else y for y in xs]
+        shape = broadcast(*(each.shape for each in wide if isinstance(each, Value)))
+        return value.make("pointwise", shape, function=function, xs=wide)
+
+    made = of("multiply", of("subtract", x, mean), of("rsqrt", of("add", variance, float(a["eps"]))))
+    made = made if scale is None else of("multiply", made, scale)
+    return made if shift is None else of("add", made, shift)
+
+
 SEVERAL = {
     **dict.fromkeys(("split.Tensor", "split_with_sizes.default", "chunk.default", "split.sizes"), _split),
     "unbind.int": _unbind,
@@ -299,6 +317,7 @@ SEVERAL = {
     "native_dropout.default": _native_dropout,
     "native_layer_norm.default": _layer_norm,
     "_native_batch_norm_legit_functional.default": _batch_norm,
+    "_native_batch_norm_legit_no_training.default": _kept_norm,
 }
 
 

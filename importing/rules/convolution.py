@@ -51,9 +51,7 @@ def _say_conv(write: Writer, value: Value) -> Said:
     out = (*groups, *(write.second(name) if name in taken else name for name in rest))
     kernel = write.parameter_as(args["kernel"], kernel, [out, summed, *kernel.dims[2:]])
     kernel, window = write.single(kernel, places)
-    new = [names[0] if len(names) == 1 else write.merged_name(names) for names in write.names_of(value)[2:]]
-    if any(not name for name in (*old, *new)):
-        raise value.refuse("a convolution over a dimension of size 1")
+    new = write.axes_named(write.names_of(value)[2:], old)
     options = {
         "over": listed(summed) if summed else None,
         "groups": listed(groups) if groups else None,
@@ -101,7 +99,7 @@ def _say_patches(write: Writer, value: Value) -> Said:
     first = args["x"].rank - count
     x, old = write.single(write(args["x"]), list(range(first, args["x"].rank)))
     names = write.names_of(value)
-    new = [each[0] if len(each) == 1 else write.merged_name(each) for each in names[first : first + count]]
+    new = write.axes_named(names[first : first + count], old)
     window = [each[0] for each in names[first + count :]]
     dilation = args["dilation"] if isinstance(args["dilation"], list) else [args["dilation"]]
     options = {

@@ -162,6 +162,9 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     classes = 1 if len(x.dims) > 1 else 0
     one, (over,) = write.single(x, [classes])
     rest = [names for i, names in enumerate(one.dims) if i != classes]
+    if targets.dtype == "number":
+        targets = write.expanded(targets, [name for dim in rest for name in dim])
+        targets = evolve(targets, text=call("cast", targets.text, "i64"), dims=tuple(rest), dtype="i64", binds=CALL)
     targets = targets.renamed(rest)
     targets = write.expanded(targets, [name for dim in rest for name in dim if name not in targets.axes])
     ignore, smoothing = value.args["ignore"], value.args.get("smoothing") or None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
 from partita.importing.said import Said, call, listed, says
@@ -62,9 +64,10 @@ def _one_hot(solver: Solver, value: Value) -> list[Dim]:
 
 @says("one_hot")
 def _say_one_hot(write: Writer, value: Value) -> Said:
-    ids = write(value.args["ids"])
-    (axis,) = write.names_of(value)[-1]
-    return Said(call("one_hot", ids.text, axis), (*ids.dims, (axis,)), (*ids.axes, axis))
+    ids, names = write(value.args["ids"]), write.names_of(value)[-1]
+    axis = names[0] if len(names) == 1 else write.merged_name(names)
+    made = Said(call("one_hot", ids.text, axis), (*ids.dims, (axis,)), (*ids.axes, axis))
+    return write.split(made, value.rank - 1, names)
 
 
 @factors("take")
@@ -119,7 +122,11 @@ def _sum_by(solver: Solver, value: Value) -> list[Dim]:
 @says("sum_by")
 def _say_sum_by(write: Writer, value: Value) -> Said:
     dim = value.args["dim"]
-    x, (old,) = write.single(write(value.args["x"]), [dim])
+    x = write(value.args["x"])
+    if x.dtype == "number":
+        x = evolve(x, dims=tuple(write.names_of(value.args["x"])))
+        x = write.expanded(x, [name for names in x.dims for name in names])
+    x, (old,) = write.single(x, [dim])
     x = write.expanded(x, [name for name in (old,) if name not in x.axes])
     ids, _ = write.single(write(value.args["ids"]), [0])
     ids = write.expanded(ids.renamed([(old,)]), [name for name in (old,) if name not in ids.axes])

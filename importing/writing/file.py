@@ -38,6 +38,7 @@ class File:
         self.units: list[str] = []
         self.splits: dict[tuple[str, Names], Names] = {}
         self.saved_constants: dict[str, Value] = {}
+        self.declared: set[str] = set()  # names of parameters, which no block has
         self.tables: dict[str, torch.Tensor] = {}
         self._tables: dict[str, Value] = {}
         self.written: set[Value] = set()  # constants that are tables
@@ -80,7 +81,8 @@ class File:
             if its == value and re.fullmatch(rf"{name}(_\d+)?", known):
                 return known
         chosen, count = name, 2
-        while chosen in self.constants or chosen in self.axes.sizes:
+        inputs = {value.args["name"] for value in self.solver.values if value.op == "input"}
+        while chosen in self.constants or chosen in self.axes.sizes or chosen in inputs:
             chosen, count = f"{name}_{count}", count + 1
         self.constants[chosen] = value
         return chosen
@@ -200,7 +202,7 @@ class File:
         """The name of a block with this text."""
         text = f"({head}) {{\n{inner.text}\n}}"
         name, count = wanted, 2
-        while self.blocks.get(name, text) != text or name in self.axes.sizes:
+        while self.blocks.get(name, text) != text or name in self.axes.sizes or name in self.declared:
             name, count = f"{wanted}_{'abcdefghijklmnop'[count - 1]}", count + 1
         self.blocks[name] = text
         return name

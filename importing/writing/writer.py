@@ -92,6 +92,15 @@ class Writer:
         """The axis that several are merged into."""
         return self.file.merged(tuple(names))
 
+    def axes_named(self, dims: Sequence[Names], taken: Sequence[str]) -> list[str]:
+        """One axis for each dimension, also for those that have several, or size 1."""
+        made: list[str] = []
+        for names in dims:
+            units = (self.file.unit(i) for i in range(len(dims) + len(taken) + 1))
+            one = next(unit for unit in units if unit not in (*taken, *made))
+            made.append(names[0] if len(names) == 1 else self.merged_name(names) if names else one)
+        return made
+
     def parts_of(self, name: str, *parts: tuple[str, int]) -> Names:
         """The axes that an axis is split into, given what they are called and their sizes."""
         return self.file.parts(name, parts)
@@ -299,8 +308,9 @@ class Writer:
         if value.op == "part" and not body.is_free(wanted):
             wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
         name, count = wanted, 2
-        while not body.is_free(name):
+        while not body.is_free(name) or name in self.file.blocks:
             name, count = f"{wanted}_{count}", count + 1
+        self.file.declared.add(name)
         keyword = "buffer" if value.op in ("buffer", "table") else "param"
         dtype = "" if value.is_float else "i64"
         return Declared(name, dims, self.file.initial(value), value, keyword, dtype, self.file.summed(value))
