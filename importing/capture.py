@@ -88,10 +88,11 @@ class _Capturing:
         names = iter(_names(self.program.call_spec.out_spec))
         for value, spec in zip(returned, outputs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
-                name = next(names)
+                name, depth = next(names)
                 if isinstance(value, Value):
                     self.result.outputs.append(value)
                     self.result.names.append(name)
+                    self.result.depths.append(depth)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 self.result.updates[str(spec.target)] = value
             else:
@@ -198,14 +199,14 @@ class _Capturing:
         return Value(op, args, shape, meta.dtype if tensor else torch.float32, place, self.position)
 
 
-def _names(returned: TreeSpec, name: str = "") -> list[str]:
-    """The names of what a module returns: the keys of dictionaries; what has none is called nothing."""
+def _names(returned: TreeSpec, name: str = "", depth: int = 0) -> list[tuple[str, int]]:
+    """The names of what a module returns, the keys of dictionaries, and how deep each is inside; some have no name."""
     if returned.is_leaf():
-        return [name]
+        return [(name, depth)]
     children: Sequence[TreeSpec] = returned.children()
     keys = returned.context if isinstance(returned.context, list) else getattr(returned.context, "_fields", None)
     own = [str(key) for key in keys] if keys is not None else [name] * len(children)
-    return [each for key, child in zip(own, children, strict=True) for each in _names(child, key)]
+    return [each for key, child in zip(own, children, strict=True) for each in _names(child, key, depth + 1)]
 
 
 def _mapped(x: Any, known: Mapping[torch.fx.Node, Any]) -> Any:

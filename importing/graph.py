@@ -239,15 +239,19 @@ class Captured:
     inputs: list[Value] = Factory(list)
     outputs: list[Value] = Factory(list)
     names: list[str] = Factory(list)  # of the outputs
+    depths: list[int] = Factory(list)  # in how many lists and dictionaries these are
     updates: dict[str, Value] = Factory(dict)  # of buffers, by their names
 
     @property
     def loss(self) -> int:
-        """Which of the outputs is the loss: the number that is called so, or else the first. Raises NotUnderstood."""
+        """Which of the outputs is the loss: the number that is called so, or else the first of those that are returned
+        beside others, and not inside one. Raises NotUnderstood.
+        """
         numbers = [i for i, value in enumerate(self.outputs) if not value.shape and value.is_float]
         if not numbers:
             raise NotUnderstood('the module returns no loss: `--loss "cross_entropy(logits, targets)"`')
-        return next((i for i in numbers if self.names[i] == "loss"), numbers[0])
+        outer = min(numbers, key=lambda i: self.depths[i])
+        return next((i for i in numbers if self.names[i] == "loss"), outer)
 
     @property
     def shown(self) -> list[int]:

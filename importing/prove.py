@@ -90,7 +90,9 @@ def prove(
             redraw(module, number)
             for chosen in candidates:
                 given = drawn(imported, inputs, chosen, number)
-                if chosen not in sizes and _runs(module, given) and (not number or _is_valid(path, chosen)):
+                if given is None or chosen in sizes:
+                    continue
+                if _runs(module, given) and (not number or _is_valid(path, chosen)):
                     break
             else:
                 continue
@@ -184,8 +186,12 @@ def redraw(module: nn.Module, seed: int) -> None:
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
 
 
-def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
-    """Inputs of these sizes: ids are below the sizes of what they index, and 0, padding and ignored ones occur."""
+def drawn(
+    imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], seed: int
+) -> dict[str, Tensor] | None:
+    """Inputs of these sizes, if they can be drawn: ids are below the sizes of what they index, and 0, padding and
+    ignored ones occur.
+    """
     generator = torch.Generator().manual_seed(100 + seed)
     program, found = imported.program, {}
     names = {
@@ -204,13 +210,18 @@ def drawn(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, 
             found[name] = torch.rand(shape, generator=generator) < 0.7
         else:
             limit, special = _ids(imported, name)
-            limits = _largest(example, shape) if limit is None else torch.tensor(limit)
-            found[name] = (torch.rand(shape, generator=generator) * limits).floor().to(example.dtype)
+            if limit is not None or int(example.max()) <= 1:
+                limits = torch.tensor(2 if limit is None else limit)
+                found[name] = (torch.rand(shape, generator=generator) * limits).floor().to(example.dtype)
+            else:  # of which more may have to be true, as of edges, of lengths, or of places that are written
+                found[name] = example[tuple(slice(size) for size in shape)].clone()
+                if list(found[name].shape) != shape:
+                    return None
             if bool((example < 0).any()):  # which mean something else
                 marked = torch.rand(shape, generator=generator) < 0.2
                 found[name] = found[name].where(~marked, example.min())
             flat, first = found[name].view(-1), int(example.dim() > 1)
-            if len(flat) > 2 + len(special):
+            if limit is not None and len(flat) > 2 + len(special):
                 flat[first : first + len(special)] = torch.tensor(special)
                 flat[first + len(special)] = flat[-1]
             if first and limit is not None:  # a sequence begins with what counts
@@ -231,13 +242,6 @@ def _between(example: Tensor, shape: Sequence[int], generator: torch.Generator) 
         torch.rand(tuple(shape), generator=generator) if len({*example.flatten().tolist()}) > FEW else torch.ones(())
     )
     return (some + (others - some) * (1 - share)).float()
-
-
-def _largest(example: Tensor, shape: Sequence[int]) -> Tensor:
-    """What numbers of an input are below, as the example shows: of each column, as fields have ids of their own."""
-    example = example.clamp(min=0)
-    columns = example.reshape(-1, example.shape[-1]).amax(0) if example.dim() > 1 else example.max()
-    return (columns if tuple(shape[-1:]) == tuple(columns.shape) else example.max()) + 1
 
 
 def _ids(imported: Imported, name: str) -> tuple[int | None, list[int]]:

@@ -14,16 +14,15 @@ def _recurrent(value: Value, a: Arguments, index: int) -> Value:
     kind = a.value.op.partition(".")[0]
     x, weights = a["input"], list(a["params"])
     begin = a["hx"]
-    for each in begin if isinstance(begin, list) else [begin]:
-        if number(each) != 0:
-            raise value.refuse(f"`{kind}` that does not begin with zeros")
+    states = begin if isinstance(begin, list) else [begin]
+    states = [] if all(number(each) == 0 for each in states) else states
     if kind == "lstm" and index == 2:
         raise value.refuse("the last cells of an LSTM")
     biases, layers, rate = bool(a["has_biases"]), int(a["num_layers"]), float(a["dropout"])
     drops, directions = rate if a["train"] else 0.0, 2 if a["bidirectional"] else 1
     time = 1 if a["batch_first"] else 0
     if a.value.results is None:  # all of its results are those of the same layers
-        a.value.results = _layers(value, x, kind, weights, biases, layers, drops, directions, time)
+        a.value.results = _layers(value, x, kind, weights, states, biases, layers, drops, directions, time)
     x, last = a.value.results
     if index == 0:
         output: Value = x
@@ -36,6 +35,7 @@ def _layers(
     x: Value,
     kind: str,
     weights: list[Value],
+    states: list[Value],
     biases: bool,
     layers: int,
     drops: float,
@@ -54,6 +54,7 @@ def _layers(
             args = {
                 "kind": kind,
                 "x": x,
+                "begin": [selected(value, each, 0, layer * directions + direction) for each in states],
                 "inputs": parts[0],
                 "states": parts[1],
                 "input_biases": parts[2] if biases else [],

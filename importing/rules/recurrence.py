@@ -15,6 +15,10 @@ GATES = {"lstm": "ifgo", "gru": "rzn", "rnn_tanh": "h", "rnn_relu": "h"}
 def _recurrent(solver: Solver, value: Value) -> list[Dim]:
     dims, args = solver.dims[value.args["x"]], value.args
     hidden = solver.dims[args["inputs"][0]][0]
+    batch = [dim for i, dim in enumerate(dims[:-1]) if i != args["time"]]
+    for state in args["begin"]:
+        for own, dim in zip(solver.dims[state], [*batch, hidden], strict=True):
+            solver.unify(own, dim, value)
     for weight in args["inputs"]:
         solver.unify(solver.dims[weight][0], hidden, value)
         solver.unify(solver.dims[weight][1], dims[-1], value)
@@ -60,10 +64,12 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
 
     rest = [name for name in x.axes if name not in (seq, inputs)]
     lines = [f"let x = rename(x, {hidden} -> {before})"] if same else []
-    lines += [f"let h = zeros([{', '.join([*rest, hidden])}])"]
+    states = [*rest, hidden]
+    begin = [write.expanded(each, [n for n in states if n not in each.axes]) for each in map(write, args["begin"])]
+    lines += [] if begin else [f"let h = zeros([{', '.join(states)}])"]
     step = [f"let p = rename(h, {hidden} -> {before})"]
     if kind == "lstm":
-        lines.append("let c = h")
+        lines += [] if begin else ["let c = h"]
         for gate in "ifgo":
             step.append(f"let {gate} = {'tanh' if gate == 'g' else 'sigmoid'}({of_input(gate)} + {of_state(gate)})")
         step += ["let c = f * c + i * g", "let h = o * tanh(c)"]
@@ -73,6 +79,6 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
     else:
         step.append(f"let h = {kind.removeprefix('rnn_')}({of_input('h')} + {of_state('h')})")
     lines += [f"scan {seq}{' backward' if args['backward'] else ''} {{", *step, "}", "return h"]
-    text = write.own_block(kind.partition("_")[0], x, declared, lines)
+    text = write.own_block(kind.partition("_")[0], [x, *begin], declared, lines, ("x", "h", "c"))
     made = Said(text, (*x.dims[:-1], (hidden,)), (seq, *rest, hidden))
     return write.split(made, time, write.names_of(value)[time])

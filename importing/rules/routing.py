@@ -81,7 +81,8 @@ def _say_take(write: Writer, value: Value) -> Said:
     at = value.args["dim"]
     x, (along,) = write.single(write(value.args["x"]), [at])
     ids = write(value.args["ids"])
-    axes = (*(name for name in x.axes if name != along), *(name for name in ids.axes if name not in x.axes))
+    ids = ids.renamed([[write.second(name) if name in x.axes else name for name in own] for own in ids.dims])
+    axes = (*(name for name in x.axes if name != along), *ids.axes)
     return Said(
         call("gather", x.text, ids.text, along=along), (*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), axes, dtype=x.dtype
     )

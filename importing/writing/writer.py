@@ -330,11 +330,19 @@ class Writer:
 
     # ------------------------------------------------------------ blocks that rules write
 
-    def own_block(self, name: str, x: Said, declared: Sequence[Declared], lines: Sequence[str]) -> str:
-        """A call, with x, of a block that has these parameters and lines."""
+    def own_block(
+        self,
+        name: str,
+        inputs: Sequence[Said],
+        declared: Sequence[Declared],
+        lines: Sequence[str],
+        called: Sequence[str] = ("x",),
+    ) -> str:
+        """A call of a block that has these parameters and lines, with inputs that are called so there."""
         inner = Body("block", self.body.scopes, self.body, lines=list(lines))
         inner.parameters = {each.value: each for each in declared}
-        return call(self.file.block(name, f"x: [{', '.join(x.axes)}]", inner, self.body), x.text)
+        head = ", ".join(f"{own}: [{', '.join(each.axes)}]" for own, each in zip(called, inputs, strict=False))
+        return call(self.file.block(name, head, inner, self.body), *(each.text for each in inputs))
 
     def initial(self, value: Value) -> str:
         """How a parameter begins."""
