@@ -311,6 +311,9 @@ def _reduced(config: Any) -> Any:
         small[key] = min(values[key], HEADS if values[key] == values[heads[0]] else HEADS // 2)
     if values.get("query_pre_attn_scalar") == values.get("head_dim"):
         small["query_pre_attn_scalar"] = KEY
+    if "expand" in values and "num_heads" in values:  # of Mamba-2
+        small["num_heads"] = values["expand"] * small["hidden_size"] // KEY
+        small |= {"n_groups": min(values["n_groups"], 2), "state_size": min(values["state_size"], 12)}
     if "qk_rope_head_dim" in values:
         small |= {"head_dim": SMALL["qk_rope_head_dim"], "qk_head_dim": 12}
     if isinstance(values.get("hidden_sizes"), list):

@@ -164,8 +164,11 @@ def _index_put(value: Value, a: Arguments) -> Value:
 
 @aten("diagonal.default", "diag.default")
 def _diagonal(value: Value, a: Arguments) -> Value:
-    """Of a square matrix: sums of its rows, where all else is zero."""
+    """Of a square matrix: sums of its rows, where all else is zero; or a matrix that has a vector there."""
     x = a["self"]
+    if x.rank == 1 and not a["diagonal"]:
+        eye = value.make_constant(torch.eye(x.shape[0], dtype=torch.bool))
+        return pointwise(value, "where", eye, x, 0)
     offset = int(a["offset" if "offset" in value.defaults else "diagonal"])
     one, two = (a.dim("dim1"), a.dim("dim2")) if "dim1" in value.defaults else (0, 1)
     if offset or x.rank < 2 or x.shape[one] != x.shape[two]:

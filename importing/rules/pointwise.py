@@ -44,7 +44,7 @@ def _say(write: Writer, value: Value) -> Said:
     dtype = (
         "bool"
         if function in BOOLEAN
-        else next((x.dtype for x in said[function == "where" :] if x.dims or x.axes), "f32")
+        else next((x.dtype for x in said[function == "where" :] if x.dtype != "number"), "f32")
     )
     axes = max((x.axes for x in said), key=len)
     if len(said) == 1:
