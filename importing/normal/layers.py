@@ -461,7 +461,8 @@ def _resized(value: Value, a: Arguments) -> Value:
         size, wide = x.shape[dim], value.shape[dim]
         if size == wide:
             continue
-        ones = torch.eye(size)[None, :, :, None] if cubic else torch.eye(size)[None]
+        ones = torch.eye(size, dtype=torch.float64)[None]
+        ones = ones[..., None] if cubic else ones
         mode = "bicubic" if cubic else "linear"
         places = functional.interpolate(ones, (wide, 1) if cubic else wide, mode=mode, align_corners=corners)
         table = value.make_constant(places.view(size, wide))

@@ -237,8 +237,10 @@ def _top(value: Value, a: Arguments, index: int) -> Value:
         a.ignored("stable")
         count, largest = x.shape[dim], bool(a["descending"])
     whole = integer(x.dtype)
-    x = x.make("cast", x.shape, torch.float32, x=x) if whole else x
-    x = x if largest else x.make("pointwise", function="negate", xs=[x])
+    if a.value.results is None:  # values and ids are of one operation
+        x = x.make("cast", x.shape, torch.float32, x=x) if whole else x
+        a.value.results = x if largest else x.make("pointwise", function="negate", xs=[x])
+    x = a.value.results
     if index:
         kind = {"x": x, "dim": dim}
         return value.make("arg_max", **kind) if count == 1 else value.make("top", **kind, count=count, index=1)

@@ -172,9 +172,8 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     whole = base(value.args["targets"])
     known = bool((whole.constant >= 0).all()) if whole.constant is not None else not whole.args.get("negative", True)
     without = ignore == -100 and known
-    text = call(
-        value.op, one.text, targets.text, over=over, ignore=None if without else ignore, smoothing=smoothing or None
-    )
+    ignored = None if without else ignore
+    text = call(value.op, one.text, targets.text, over=over, ignore=ignored, smoothing=smoothing)
     if value.op == "cross_entropy":
         return Said(text)
     return Said(text, tuple(rest), tuple(name for name in one.axes if name != over))

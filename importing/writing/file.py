@@ -105,7 +105,7 @@ class File:
         """A constant that no formula says, whose elements are in a file beside."""
         elements = value.constant
         assert elements is not None
-        elements = elements.to(torch.float32 if elements.is_floating_point() else torch.int64)
+        elements = elements if elements.is_floating_point() else elements.long()
         elements = elements.reshape([each.size for dim in self.solver.axes(value) for each in dim]).contiguous()
         usual = valid(str(value.args.get("name", "")).rpartition(".")[2] or "table")
         name, count = usual, 2
@@ -134,6 +134,8 @@ class File:
             return {0.0: "zeros()", 1.0: "ones()"}.get(only, f"constant({number_text(only)})")
         if every.device.type == "meta" or bool((every == every[0]).all()):
             first = 0.0 if every.device.type == "meta" else float(every[0])
+            short = float(f"{first:.6g}")
+            first = short if torch.tensor(short).float() == torch.tensor(first).float() else first
             return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")
         if value.op == "buffer":
             return "zeros()"  # what it is comes with the weights

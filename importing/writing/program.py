@@ -143,6 +143,7 @@ class Program:
         dims[value.args["dim"]] = writer.names_of(value)[value.args["dim"]]
         parts = dims[value.args["dim"]]
         chosen = parts[0] if len(parts) == 1 else writer.merged_name(parts)
+        chosen = writer.second(over) if chosen == over else chosen
         dims[value.args["dim"]] = (chosen,)
         axes = tuple(chosen if name == over else name for name in x.axes)
         names = []
@@ -153,6 +154,8 @@ class Program:
             body.bound[name] = own
             if own is not None:
                 said = Said(name, tuple(dims), axes, dtype="f32" if index == 0 else "i64")
+                if parts == (over,):  # of a sort, which has the axis itself
+                    said = said.renamed([parts if names == (chosen,) else names for names in dims])
                 body.said[own] = writer.split(said, value.args["dim"], parts)
         body.lines.append(f"let {', '.join(names)} = {call('top_k', x.text, f'{over} -> {chosen}')}")
 

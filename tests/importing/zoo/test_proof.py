@@ -128,16 +128,60 @@ class States(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.leave = nn.Linear(WIDTH, 20), nn.Linear(6, WIDTH)
+        self.enter, self.leave = nn.Linear(WIDTH, 22), nn.Linear(6, WIDTH)
         self.conv = nn.Conv1d(14, 14, 4, groups=14, padding=3)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        gate, mixed = self.enter(x).split([6, 14], -1)
+        first, gate, mixed = self.enter(x).split([2, 6, 14], -1)
         u, b, c = F.silu(self.conv(mixed.transpose(1, 2))[..., : x.shape[1]]).transpose(1, 2).split([6, 4, 4], -1)
         decay = gate.sigmoid()[..., None]
         memory = torch.ops.partita.linear_scan(decay, (gate * u)[..., None] * b[..., None, :], 1)
-        out = self.leave((memory * c[..., None, :]).sum(-1))
+        out = self.leave((memory * c[..., None, :]).sum(-1)) * (first[..., :1] - first[..., 1:])
         return out, F.mse_loss(out, y)
+
+
+class Places(nn.Module):
+    """Borders of all kinds, windows that overlap, convolutions in groups, larger images, and places that move on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3, groups=2)
+        self.table = nn.Parameter(torch.randn(9))
+        self.register_buffer("near", torch.randint(0, 9, (5, 5)), persistent=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        wide = F.pad(x, (2, 1), mode="reflect") + F.pad(x, (1, 2), mode="replicate") * 0.5
+        h = self.conv(F.pad(wide, (1, -1), mode="circular"))
+        windows = F.pad(h, (0, 3)).unfold(2, 5, 2)
+        scores = windows @ self.table[self.near]
+        batch, channels, rows, columns = scores.shape
+        shifted = torch.cat([scores.new_zeros(batch, channels, rows, 1), scores], -1)
+        shifted = shifted.view(batch, channels, columns + 1, rows)[:, :, 1:].view_as(scores)
+        larger = F.interpolate(scores + shifted, (7, 6), mode="bilinear", align_corners=False)
+        out = larger.mean((1, 2)) + torch.cumprod(y, 1)
+        return out, F.mse_loss(out, y)
+
+
+class Writes(nn.Module):
+    """Orders, sums by ids, what is written where ids say, a diagonal, and two calls of one module that differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.slope = nn.PReLU(6, init=0.3)
+
+    def forward(self, x: Tensor, ids: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        low, at = x.topk(2, -1, largest=False)
+        ordered = x.sort(-1, descending=True)[0] + x.gather(1, x.argsort(1))
+        sums = torch.zeros(4, 6).index_add(0, source, self.inner(x)) + self.inner(x[:4] * 0.5)
+        sums = self.slope(sums) + torch.zeros(4, 6).scatter_add(0, source[:, None].expand_as(x), x * x)
+        marked = x.scatter(1, at[:, :1], 0.25).clone()
+        marked[torch.arange(4), ids[:4]] = sums[:, 0]
+        kept = torch.where(torch.isnan(x / x), x, marked)
+        products = sums @ sums.t()
+        out = ordered + kept + F.nll_loss(x.log_softmax(1), ids, reduction="none")[:, None]
+        rest = products.diag().sum() + low.sum() + torch.special.xlogy(x * x, x.exp()).sum()
+        return out, out.square().mean() + rest * 0.1
 
 
 class Numbers(nn.Module):
@@ -172,6 +216,15 @@ CASES = {
     "images": (Images, lambda: {"image": torch.randn(4, 3, 12, 12), "label": torch.randint(0, 5, (4,))}),
     "recurrent": (Recurrent, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 8)}),
     "states": (States, lambda: {"x": torch.randn(3, 7, WIDTH), "y": torch.randn(3, 7, WIDTH)}),
+    "places": (Places, lambda: {"x": torch.randn(3, 4, 12), "y": torch.rand(3, 6) + 0.5}),
+    "writes": (
+        Writes,
+        lambda: {
+            "x": torch.randn(5, 6),
+            "ids": torch.tensor([1, 5, 0, 3, 2]),
+            "source": torch.tensor([3, 0, 0, 2, 1]),
+        },
+    ),
     "numbers": (Numbers, lambda: {"x": torch.randn(4, 6), "ids": torch.randint(0, 7, (4,))}),
 }
 
