@@ -186,7 +186,11 @@ def _cut(value: Value, dim: int) -> Cutting | None:
 
 def _bias(bias: Value, dim: int) -> Cutting | None:
     """What makes a part of a bias, which may have further dimensions of size 1."""
-    if is_op(bias, "view") and is_op(bias.args["x"], "parameter") and bias.args["x"].shape == (bias.shape[dim],):
+    if (
+        is_op(bias, "view")
+        and is_op(bias.args["x"], "parameter", "part")
+        and bias.args["x"].shape == (bias.shape[dim],)
+    ):
         inner, shape = bias.args["x"], list(bias.shape)
 
         def shaped(place: Value, part: Callable[[Value, int], Value]) -> Value:
@@ -194,7 +198,7 @@ def _bias(bias: Value, dim: int) -> Cutting | None:
             return viewed(place, own, (*shape[:dim], own.shape[0], *shape[dim + 1 :]))
 
         return shaped
-    if is_op(bias, "parameter") and bias.rank == 1:
+    if is_op(bias, "parameter", "part") and bias.rank == 1:
         return lambda place, part: part(bias, 0)
     if is_op(bias, "embedding") and is_op(bias.args["table"], "parameter") and bias.args["table"].rank == 2:
 
