@@ -19,7 +19,7 @@ from partita.importing.writing.tree import Tree, base
 
 Names = tuple[str, ...]
 TABLES = "tables.safetensors"  # beside the file, with what no formula says
-FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
+FAR = 6  # how many operations behind a part of a weight a value may be that it is called after
 
 
 class File:
