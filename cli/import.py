@@ -12,11 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from partita.cli.command import UsageError, command, writing
 from partita.cli.number_format import count_text
 from partita.cli.source import printable
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.load import load_text
+from partita.dsl.syntax.format import format_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +91,7 @@ def _of_python(arguments: argparse.Namespace) -> None:
 def _of_config(arguments: argparse.Namespace) -> None:
     """Import a model of transformers."""
     from partita.importing.from_torch import file_of, proven
+    from partita.importing.on_disk import on_disk
     from partita.importing.pretrained import differing, pretrained, whole
 
     for option in ("example", "loss"):
@@ -101,7 +105,8 @@ def _of_config(arguments: argparse.Namespace) -> None:
         raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
     proof = proven(model.small, small, _tell)
     equal = f"equal to the module at small sizes, {model.sizes}: {proof_text(small, proof)}"
-    _deliver(arguments, model.whole, whole(model, few), equal)
+    written = whole(model, few)
+    _deliver(arguments, model.whole, evolve(written, text=format_text(on_disk(written.text, model.name))), equal)
 
 
 def _tell(line: str) -> None:

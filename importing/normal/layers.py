@@ -107,16 +107,12 @@ def _merged(value: Value, x: Value, ids: list[Value | None]) -> Value:
 
 def _flat_index(value: Value, x: Value, ids: list[Value | None]) -> tuple[list[int], Value, Value]:
     """The dimensions that are indexed, one index of them merged, and x with these merged."""
-    dims = [i for i, each in enumerate(ids) if each is not None]
+    used = [(dim, each) for dim, each in enumerate(ids) if each is not None]
+    dims = [dim for dim, _ in used]
     if dims != list(range(dims[0], dims[-1] + 1)):
         raise value.refuse("an index of tensors with whole dimensions between them")
-    index: Value | None = None
-    for dim in dims:
-        own = ids[dim]
-        assert own is not None
-        if index is None:
-            index = own
-            continue
+    index = used[0][1]
+    for dim, own in used[1:]:
         shape = broadcast(index.shape, own.shape)
         if index.constant is not None and own.constant is not None:
             index = value.make_constant(index.constant * x.shape[dim] + own.constant)
@@ -125,7 +121,6 @@ def _flat_index(value: Value, x: Value, ids: list[Value | None]) -> tuple[list[i
             index = value.make("pointwise", shape, torch.int64, function="add", xs=[wider, own])
     count = prod(x.shape[dims[0] : dims[-1] + 1])
     flat = viewed(value, x, (*x.shape[: dims[0]], count, *x.shape[dims[-1] + 1 :]))
-    assert index is not None
     return dims, index, flat
 
 

@@ -94,21 +94,21 @@ def _through(value: Value, dim: int) -> tuple[Value, int] | None:
     return None
 
 
-def _source(value: Value, dim: int) -> tuple[tuple[Value, int], list[tuple[Value, int]]]:
-    """What a value is made of by the operations that `_through` follows, with the dimension; and these, last first."""
+def _source(value: Value, dim: int) -> tuple[tuple[Value, int], list[tuple[Value, int, int]]]:
+    """What a value is made of by the operations that `_through` follows, with the dimension; and these, last first:
+    each with its dimension, and that of its operand.
+    """
     way = []
     while (before := _through(value, dim)) is not None:
-        way.append((value, dim))
+        way.append((value, dim, before[1]))
         value, dim = before
     return (value, dim), way
 
 
-def _again(value: Value, x: Value, way: Sequence[tuple[Value, int]]) -> Value:
+def _again(value: Value, x: Value, way: Sequence[tuple[Value, int, int]]) -> Value:
     """A part, through the operations that the whole went through, at a value's place."""
-    for step, dim in reversed(way):
-        before = _through(step, dim)
-        assert before is not None
-        size = x.shape[before[1]]
+    for step, dim, before in reversed(way):
+        size = x.shape[before]
         own = {"xs": [x]} if "xs" in step.args else {"x": x}
         x = value.make(step.op, (*step.shape[:dim], size, *step.shape[dim + 1 :]), step.dtype, **{**step.args, **own})
     return x

@@ -19,7 +19,7 @@ from partita.importing.writing.tree import Tree, base
 
 Names = tuple[str, ...]
 TABLES = "tables.safetensors"  # beside the file, with what no formula says
-FAR = 6  # how many operations behind a part of a weight a value may be that it is called after
+FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
 
 
 class File:
@@ -101,10 +101,8 @@ class File:
             self.saved_constants[name] = made
         return self.saved_constants[name]
 
-    def table(self, value: Value) -> Value:
+    def table(self, value: Value, elements: torch.Tensor) -> Value:
         """A constant that no formula says, whose elements are in a file beside."""
-        elements = value.constant
-        assert elements is not None
         elements = elements if elements.is_floating_point() else elements.long()
         elements = elements.reshape([each.size for dim in self.solver.axes(value) for each in dim]).contiguous()
         usual = valid(str(value.args.get("name", "")).rpartition(".")[2] or "table")

@@ -249,7 +249,9 @@ class Writer:
             said = self._band(value, elements.reshape([value.shape[i] for i in long]), long)
             if said is not None:
                 return said
-        said = self._declare(self.file.saved(value) or self.file.table(value), value)
+        if elements is None:
+            raise value.refuse(f"a constant {list(value.shape)} of unknown formula")
+        said = self._declare(self.file.saved(value) or self.file.table(value, elements), value)
         if value.dtype == torch.bool:
             return evolve(said, text=f"{said.text} != 0", binds=COMPARISON, dtype="bool")
         return evolve(said, dtype="f32" if value.is_float else "i64")

@@ -54,6 +54,7 @@ WRONG: Mapping[str, list[Any]] = {
     "axes": [3, "x=batch", {"x": "batch"}, {"x": 3}, {}],
     "name": [3, ["m"]],
     "prove": NO_FLAG,
+    "tables": [3, b"x", ["x"], torch.ones(1)],
     "inputs": [*NO_TENSORS, {**INPUTS, "x": np.ones((8, 4))}, {**INPUTS, "x": [1.0]}, {**INPUTS, "x": None}, {}],
 }
 RIGHT = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +124,58 @@ def test_axes_of_inputs_are_checked():
     for axes, message in (({"y": ["a"]}, "given of `y`"), ({"x": ["a"]}, "1 axes are given of `x`, which has 2")):
         with pytest.raises(Refused, match=message):
             partita.from_torch(modules.MLP(), modules.rows(), loss=LOSS, axes=axes)
+
+
+class Table(modules.MLP):
+    """It looks numbers up that have no formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.tensor([[5, 2, 0], [1, 4, 3]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x + x[:, self.order].sum((1, 2))[:, None])))
+
+
+def test_tables_lie_in_a_file_that_is_named(tmp_path: Path):
+    with pytest.raises(Refused, match="constants of the module have no formula: order") as refused:
+        partita.from_torch(Table(), modules.rows(), loss=LOSS)
+    assert '`tables = "table.safetensors"`' in str(refused.value)
+    file = tmp_path / "table.par"
+    file.write_text(partita.from_torch(Table(), modules.rows(), loss=LOSS, tables=tmp_path / "own.safetensors"))
+    assert 'buffer order: i64[part, part_2] ~ file("own.safetensors", "order")' in file.read_text()
+    assert partita.verify(file).passed
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+class Backward(modules.MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = Reversed.apply(self.up(x))
+        return self.down(torch.tanh(made))
+
+
+class Noise(modules.MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "message"),
+    [
+        (Backward, "E1203", r"the gradient of `up\.\w+` is not that of what is computed"),
+        (Noise, "E1202", r"test_modules\.py:\d+\): random numbers are drawn"),
+    ],
+)
+def test_what_no_graph_has_is_refused(module: Callable[[], nn.Module], code: str, message: str):
+    with pytest.raises(Refused, match=message) as refused:
+        partita.from_torch(module(), modules.rows(), loss=LOSS)
+    assert [each.code for each in refused.value.diagnostics] == [code]

@@ -28,6 +28,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", HEADS),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**HEADS, "sliding_window": 8}),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**HEADS, "num_local_experts": 4}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
     "mamba2": (
         "Mamba2Config",
         "Mamba2ForCausalLM",
