@@ -277,6 +277,8 @@ def _triangle(value: Value, a: Arguments) -> Value:
     x, diagonal = a["self"], int(a["diagonal"])
     whole = torch.ones(x.shape[-2:], dtype=torch.bool)
     mask = whole.tril(diagonal) if value.op.startswith("tril") else whole.triu(diagonal)
+    if x.dtype == torch.bool and x.constant is not None and bool(x.constant.all()):
+        return value.make_constant(mask.expand(value.shape))
     if x.dtype == torch.bool:
         return pointwise(value, "and", x, value.make_constant(mask))
     return pointwise(value, "where", value.make_constant(mask), x, 0)
