@@ -38,7 +38,9 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     a branch that depends on data, for instance.
     """
     try:
-        program = exported(module, inputs).run_decompositions(_decompositions())
+        program = exported(module, inputs)
+        _detach_regions(program.graph_module)
+        program = program.run_decompositions(_decompositions())
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
     captured = _Capturing(program).captured()
@@ -47,6 +49,20 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
         value.args["name"] = lower.get(value.args["name"], value.args["name"])
         value.args["negative"] = bool((inputs[value.args["name"]] < 0).any())
     return captured
+
+
+def _detach_regions(module: torch.fx.GraphModule) -> None:
+    """Detach what is computed without gradients: decomposing forgets that of a region."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if str(node.target) != REGIONS[0] or node.args[0] is not False:
+            continue
+        for result in list(node.users):
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta = dict(result.meta)
+            result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    module.recompile()
 
 
 def _decompositions() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from attrs import Factory, define, frozen
@@ -44,6 +45,7 @@ class Body:
     parameters: dict[Value, Declared] = Factory(dict)
     calls: dict[str, list[Body | list[Body]]] = Factory(dict)  # by path element
     taken: set[str] = Factory(set)
+    read: Counter[Value] = Factory(Counter)  # how often each parameter is
     outputs: list[str] = Factory(list)
     shared: dict[str, tuple[str, str]] = Factory(dict)  # modules that are called several times → name, and block
 

@@ -299,6 +299,7 @@ class Writer:
                 flat.update(names[i])
             known = self._declared(value, body, tuple(names))
             body.parameters[value] = known
+        body.read[value] += 1
         return Said(known.name, known.dims, known.axes)
 
     def _declared(self, value: Value, body: Body, dims: tuple[Names, ...]) -> Declared:
@@ -325,7 +326,7 @@ class Writer:
         if value.op in ("parameter", "part"):
             body = self.file.home_of(whole, self.body)
             declared = body.parameters.get(whole)
-            if declared is not None and self.file.declared_for(whole, body):
+            if declared is not None and body.read[whole] == 1 and self.file.declared_for(whole, body):
                 del body.parameters[whole]
                 return self._declare(whole, whole, dims)
         return said.renamed(dims)
