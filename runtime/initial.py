@@ -25,7 +25,6 @@ import numpy as np
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.dtypes import NUMPY
-from partita.runtime.initial_files import read_initial
 from partita.runtime.philox import stream, words
 from partita.runtime.supervision.cores import usable
 
@@ -85,6 +84,8 @@ def initial(
     to the file that says so. Raises Refused (E0601, E0602, E0603, E0607) if there is none of this shape.
     """
     if call.name == "file":
+        from partita.runtime.initial_files import read_initial  # with torch, which a supervisor does without
+
         return read_initial(call, type, name, region)
     name = str(call.arguments.get("like", name))
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)
