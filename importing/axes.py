@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 import torch
 
 from partita.dsl.syntax.lexer import DECLARATIONS
 from partita.importing.factors import Factor, Solver, found, leaves
 from partita.importing.graph import Value
+from partita.importing.writing.names import numbered
 
 INNER = re.compile(r"mlp|ffn|feed|fc|intermediate|dense|wi\b|expert")
 WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
@@ -38,13 +40,8 @@ class Axes:
 
     def free(self, wanted: list[str], size: int) -> str:
         """The first of some names that is free, or the first with a number; an axis of this size has it from now on."""
-        for name in wanted:
-            if name not in self.sizes and name not in WORDS:
-                break
-        else:
-            name, count = wanted[0], 2
-            while name in self.sizes or name in WORDS:
-                name, count = f"{wanted[0]}_{count}", count + 1
+        names = chain(wanted, numbered(wanted[0]))
+        name = next(each for each in names if each not in self.sizes and each not in WORDS)
         self.sizes[name] = size
         return name
 

@@ -19,8 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import TreeSpec
 
 from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
-from partita.importing.normal.arguments import OPERATIONS
-from partita.importing.normal.views import SEVERAL
+from partita.importing.normal.arguments import known
 from partita.importing.substitutes import exported
 
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
@@ -29,8 +28,6 @@ FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
 NOT_THEIRS = ("/torch/", os.path.join(os.path.dirname(__file__), ""))
 # Buffers that training changes, if not this call.
 KEPT = ("running_mean", "running_var")
-# Regions of a graph that are run as they are.
-REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
@@ -39,7 +36,9 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     """
     try:
         program = exported(module, inputs)
-        _detach_regions(program.graph_module)
+        for part in program.graph_module.modules():
+            if isinstance(part, torch.fx.GraphModule):
+                _detach_regions(part)
         program = program.run_decompositions(_decompositions())
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
@@ -52,10 +51,10 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
 
 
 def _detach_regions(module: torch.fx.GraphModule) -> None:
-    """Detach what is computed without gradients: decomposing forgets that of a region."""
+    """Detach what is computed without gradients: decomposing dissolves regions, and forgets that of them."""
     graph = module.graph
     for node in list(graph.nodes):
-        if str(node.target) != REGIONS[0] or node.args[0] is not False:
+        if str(node.target) != "wrap_with_set_grad_enabled" or node.args[0] is not False:
             continue
         for result in list(node.users):
             with graph.inserting_after(result):
@@ -67,9 +66,9 @@ def _detach_regions(module: torch.fx.GraphModule) -> None:
 
 def _decompositions() -> Any:
     """How torch takes operations apart that this package does not know."""
-    table = default_decompositions()
+    table, understood = default_decompositions(), known()
     for operation in list(table):
-        if str(operation).removeprefix("aten.") in (OPERATIONS.keys() | SEVERAL.keys()):
+        if str(operation).removeprefix("aten.") in understood:
             del table[operation]
     return table
 
@@ -99,7 +98,7 @@ class _Capturing:
         self.position = 0
 
     def captured(self) -> Captured:
-        returned = self._walk(self.program.graph_module, {}, None)
+        returned = self._walk()
         outputs = self.program.graph_signature.output_specs
         names = iter(_names(self.program.call_spec.out_spec))
         for value, spec in zip(returned, outputs, strict=True):
@@ -115,20 +114,18 @@ class _Capturing:
                 raise NotUnderstood(f"the module changes `{spec.target}`")
         return self.result
 
-    def _walk(self, module: torch.fx.GraphModule, known: dict[torch.fx.Node, Any], outer: Place | None) -> Any:
-        for node in module.graph.nodes:
+    def _walk(self) -> Any:
+        found: dict[torch.fx.Node, Any] = {}
+        for node in self.program.graph_module.graph.nodes:
             if node.op == "placeholder":
-                if node not in known:
-                    known[node] = self._leaf(node)
+                found[node] = self._leaf(node)
             elif node.op == "get_attr":
-                attribute = getattr(module, str(node.target))
-                if isinstance(attribute, Tensor):
-                    attribute = self._constant(str(node.target), attribute)
-                known[node] = attribute
+                attribute = getattr(self.program.graph_module, str(node.target))
+                found[node] = self._constant(str(node.target), attribute)
             elif node.op == "call_function":
-                known[node] = self._call(node, known, outer)
+                found[node] = self._call(node, found)
             elif node.op == "output":
-                return _mapped(node.args[0], known)
+                return _mapped(node.args[0], found)
         raise AssertionError("a graph ends with its output")
 
     def _leaf(self, node: torch.fx.Node) -> Value:
@@ -161,17 +158,10 @@ class _Capturing:
         value.constant = tensor.detach()
         return value
 
-    def _call(self, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any], outer: Place | None) -> Any:
-        args, kwargs = _mapped(node.args, known), _mapped(node.kwargs, known)
-        place = _place(node) if node.meta.get("nn_module_stack") else outer or _place(node)
+    def _call(self, node: torch.fx.Node, found: Mapping[torch.fx.Node, Any]) -> Any:
+        args, kwargs, place = _mapped(node.args, found), _mapped(node.kwargs, found), _place(node)
         target = node.target
         name = str(target)
-        if name in REGIONS:
-            at = next(i for i, each in enumerate(args) if isinstance(each, torch.fx.GraphModule))
-            inner = [each for each in args[at].graph.nodes if each.op == "placeholder"]
-            made = self._walk(args[at], dict(zip(inner, args[at + 1 :], strict=True)), place)
-            stopped = name == REGIONS[0] and args[0] is False
-            return [self._stopped(each, place) for each in made] if stopped else made
         if target is operator.getitem:
             if isinstance(args[0], list | tuple):
                 return args[0][args[1]]
@@ -196,14 +186,6 @@ class _Capturing:
             value.constant = result if isinstance(result, Tensor) else None
             value.results = None if isinstance(result, Tensor) else result
         return value
-
-    def _stopped(self, value: Any, place: Place) -> Any:
-        """What is computed without gradients."""
-        if not isinstance(value, Value) or not value.is_float or value.constant is not None:
-            return value
-        return self._value(
-            "stop_gradient", {"x": value}, torch.empty(value.shape, dtype=value.dtype, device="meta"), place
-        )
 
     def _value(self, op: str, args: dict[str, Any], meta: Any, place: Place) -> Value:
         self.position += 1

@@ -41,7 +41,8 @@ class Imported:
     @property
     def tables(self) -> dict[str, Tensor]:
         """What the file reads from a file beside it, by names there: constants that no formula says."""
-        return {name: each for name, each in self.program.file.tables.items() if f'"{name}")' in self.text}
+        tables = self.program.file.tables
+        return {name: each.args["data"] for name, each in tables.items() if f'"{name}")' in self.text}
 
     def with_tables(self, name: str) -> str:
         """The text, where the file with tables is called so."""

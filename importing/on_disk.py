@@ -25,7 +25,7 @@ def on_disk(text: str, kind: str) -> str:
         for each in conversions:
             if not getattr(each, "operations", []):
                 for old, new in zip(each.source_patterns, each.target_patterns, strict=False):
-                    name = name.replace(new, old) if old.isascii() and not old.startswith("^") else name
+                    name = name if old.startswith("^") else name.replace(new, old)
         return name
 
     def entry(found: re.Match[str]) -> str:

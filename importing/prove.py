@@ -49,7 +49,6 @@ LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
 DEVIATION = 0.2
 FEW = 4  # numbers that may mean something each
 DROP = re.compile(r"drop(_\d+)?")  # the constants that are rates of dropout
-
 INDEX = re.compile(r"\.\d+(?=\.)")  # of an iteration, in the name of a parameter
 
 
@@ -431,16 +430,19 @@ def _compared(
     """How far the file is off the graph in f64, and where; how far the module is; and the numbers of gradients,
     and of buffers that a step changes.
     """
-    program, rough = imported.program, _called(module, inputs)
-    graph = exact(module, inputs)
+    program, graph = imported.program, exact(module, inputs)
+    with _Undropped(), restored(module):
+        rough = _returned(module(**inputs))
+        named = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        slopes = torch.autograd.grad(rough[imported.graph.loss], list(named.values()), allow_unused=True)
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
     before = _state(graph)
     with _in_f64():
         results = _returned(graph(**wide))
     loss = results[imported.graph.loss]
     torch.autograd.backward(loss)
-    rounding = max(_off(a, b.detach()) for a, b in zip(rough, results, strict=True))
-    _same_gradients(module, inputs, imported, graph)
+    rounding = max(_off(a.detach(), b.detach()) for a, b in zip(rough, results, strict=True))
+    _same_gradients(dict(zip(named, slopes, strict=True)), graph)
 
     spec = _spec(path, sizes, imported)
     weights = spec.weights["hf"]
@@ -476,17 +478,13 @@ def _compared(
     return (*max(off), rounding, len(gradients), changed)
 
 
-def _same_gradients(module: nn.Module, inputs: Mapping[str, Tensor], imported: Imported, graph: nn.Module) -> None:
+def _same_gradients(found: Mapping[str, Tensor | None], graph: nn.Module) -> None:
     """Raises NotUnderstood where gradients of the module, in f32, are not at all those of what it computes: an
     `autograd.Function` may have a backward of its own, which is no part of a graph.
     """
-    with _Undropped(), restored(module):
-        loss = _returned(module(**inputs))[imported.graph.loss]
-        named = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     exact = {name: each.grad for name, each in graph.named_parameters() if each.grad is not None}
     norm = float(sum((each.square().sum() for each in exact.values()), torch.zeros(()))) ** 0.5
-    for name, own in zip(named, found, strict=True):
+    for name, own in found.items():
         theirs = exact.get(name)
         if own is None or theirs is None:
             wrong = (own is not None and bool(own.any())) or (theirs is not None and bool(theirs.any()))

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from partita.importing.capture import capture
 from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value, order
-from partita.importing.normal.arguments import OPERATIONS
-from partita.importing.normal.views import SEVERAL
+from partita.importing.normal.arguments import known
 
 # How much larger batches, and longer sequences, are. At one length a table may be read as a whole, which is another
 # operation than to read a part.
@@ -71,7 +70,7 @@ def _compare(
 ) -> None:
     """Say of each value the shape that it has where inputs are larger, and of each number what it is of sizes."""
     before, after = ({dim: each[dim[0]].shape[dim[1]] for dim in free} for each in (inputs, larger))
-    names = OPERATIONS.keys() | SEVERAL.keys() | {*LEAVES, "constant", "getitem", "stop_gradient"}
+    names = known() | {*LEAVES, "constant"}
     understood = all(value.op in names for value in ours)  # what is not is refused for that
     for value, twin in zip(ours, theirs, strict=True):
         value.twin = twin.shape

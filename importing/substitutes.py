@@ -92,6 +92,12 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
 linear_scan.register_autograd(_backward, setup_context=_keep)
 
 
+def _steps(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    """How long steps of time are."""
+    dt = dt if bias is None else dt + bias
+    return F.softplus(dt) if softplus else dt
+
+
 def _chunk_scan(
     x: Tensor,
     dt: Tensor,
@@ -108,8 +114,7 @@ def _chunk_scan(
 
     x: [batch, seq, heads, head]; dt: [batch, seq, heads]; rate: [heads]; enter, leave: [batch, seq, groups, states].
     """
-    dt = dt if dt_bias is None else dt + dt_bias
-    dt = F.softplus(dt) if dt_softplus else dt
+    dt = _steps(dt, dt_bias, dt_softplus)
     dt = dt if tuple(dt_limit) == (0.0, float("inf")) else dt.clamp(*dt_limit)
     repeats = x.shape[2] // enter.shape[2]
     enter, leave = (each.repeat_interleave(repeats, dim=2) for each in (enter, leave))
@@ -135,8 +140,7 @@ def _selective_scan(
 
     x, dt, z: [batch, inner, seq]; rate: [inner, states]; enter, leave: [batch, states, seq].
     """
-    dt = dt if delta_bias is None else dt + delta_bias[..., None]
-    dt = F.softplus(dt) if delta_softplus else dt
+    dt = _steps(dt, None if delta_bias is None else delta_bias[..., None], delta_softplus)
     a = torch.exp(rate[:, None] * dt[..., None])
     memory = linear_scan(a, (dt * x)[..., None] * enter.transpose(1, 2)[:, None], 2)
     y = torch.einsum("bisn,bns->bis", memory, leave)

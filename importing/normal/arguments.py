@@ -52,6 +52,25 @@ def aten(*names: str) -> Callable[[Saying], Saying]:
     return register
 
 
+Part: TypeAlias = Callable[[Value, Arguments, int], Value]
+SEVERAL: dict[str, Part] = {}
+
+
+def several(*names: str) -> Callable[[Part], Part]:
+    """Register what the results of operations of ATen are that have several, each by its index."""
+
+    def register(function: Part) -> Part:
+        SEVERAL.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def known() -> set[str]:
+    """The names of all operations of ATen that are understood."""
+    return OPERATIONS.keys() | SEVERAL.keys()
+
+
 def normal(value: Value) -> Value | None:
     """What an operation of ATen is; None for what is none, or one without a function, which the solver refuses."""
     function = OPERATIONS.get(value.op)

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from partita.importing.graph import Value, number
-from partita.importing.normal.arguments import Arguments, aten
-from partita.importing.normal.pointwise import pointwise
+from partita.importing.normal.arguments import Arguments, aten, several
+from partita.importing.normal.pointwise import broadcasted, pointwise
 from partita.importing.normal.products import einsum
 from partita.importing.normal.reductions import reduced
 from partita.importing.normal.views import broadcast, expanded, permuted, selected, sliced, viewed
@@ -38,6 +38,24 @@ def _group_norm(value: Value, a: Arguments) -> Value:
         if a["running_mean"] is not None or not a["use_input_stats"]:
             raise value.refuse("running statistics of an instance norm")
     return value.make("group_norm", x=x, groups=groups, scale=scale, shift=shift, eps=float(a["eps"]))
+
+
+@several("_native_batch_norm_legit_no_training.default")
+def _kept_norm(value: Value, a: Arguments, index: int) -> Value:
+    """A batch norm of evaluation, by what it has kept."""
+    x, scale, shift, mean, variance = (a[name] for name in ("input", "weight", "bias", "running_mean", "running_var"))
+    a.ignored("momentum")
+    if index:
+        raise value.refuse("the statistics of a norm")
+
+    def by_channel(vector: Value) -> Value:
+        return viewed(vector, vector, (*vector.shape, *(1,) * (x.rank - 2)))
+
+    of = partial(broadcasted, value)
+    rate = of("rsqrt", of("add", by_channel(variance), float(a["eps"])))
+    made = of("multiply", of("subtract", x, by_channel(mean)), rate)
+    made = made if scale is None else of("multiply", made, by_channel(scale))
+    return made if shift is None else of("add", made, by_channel(shift))
 
 
 @aten("embedding.default")
@@ -128,7 +146,6 @@ def _flat_index(value: Value, x: Value, ids: list[Value | None]) -> tuple[list[i
 def _index_put(value: Value, a: Arguments) -> Value:
     """What booleans say, or ids at the places that they index, is written or added."""
     x, ids, new, added = a["self"], list(a["indices"]), a["values"], bool(a["accumulate"])
-    made: Value
     if len(ids) == 1 and ids[0].dtype == torch.bool:
         if number(new) is None or added:
             raise value.refuse("an index of booleans: sizes depend on data")
@@ -141,20 +158,18 @@ def _index_put(value: Value, a: Arguments) -> Value:
         raise value.refuse("writing at ids of dimensions that are not the first")
     count, rest = flat.shape[0], flat.shape[1:]
     index = viewed(value, index, (prod(index.shape),))
-    wide = expanded(new, new, (*ids[0].shape, *rest)) if number(new) is None else new
-    source = viewed(value, wide, (index.shape[0], *rest)) if number(new) is None else None
+    fill = number(new)
+    if fill is not None and added:
+        raise value.refuse("adding a number at ids")
+    if fill is None:
+        wide = expanded(new, new, (*ids[0].shape, *rest))
+        source = viewed(value, wide, (index.shape[0], *rest))
+        new = value.make("sum_by", flat.shape, x=source, ids=index, dim=0)
+    if added:
+        return viewed(value, pointwise(flat, "add", flat, new))
     hot = value.make("one_hot", (index.shape[0], count), torch.float32, ids=index)
     there = viewed(value, reduced(value, "max", hot, [0], False), (count, *(1,) * len(rest)))
-    flags = value.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
-    if source is None:
-        if added:
-            raise value.refuse("adding a number at ids")
-        made = flat.make("pointwise", flat.shape, function="where", xs=[flags, number(new), flat])
-    else:
-        sums = value.make("sum_by", flat.shape, x=source, ids=index, dim=0)
-        function, xs = ("add", [flat, sums]) if added else ("where", [flags, sums, flat])
-        made = flat.make("pointwise", flat.shape, function=function, xs=xs)
-    return viewed(value, made)
+    return viewed(value, _written(flat, there, new if fill is None else fill, flat))
 
 
 @aten("diagonal.default", "diag.default")
@@ -219,22 +234,25 @@ def _scatter(value: Value, a: Arguments) -> Value:
         return _plus(value, x, value.make("sum_by", x=source, ids=along, dim=dim))
     hot = value.make("one_hot", (*ids.shape, value.shape[dim]), torch.float32, ids=ids)
     order = [*range(dim), value.rank - 1, *range(dim, value.rank - 1)]
-    there = permuted(value, reduced(value, "max", hot, [dim], False), order)
-    if not isinstance(source, Value) or number(source) is not None:
-        fill = number(source)
-        if added or number(x) == 0:
-            there = reduced(value, "sum", hot, [dim], False) if added else there
-            there = permuted(value, there, order) if added else there
-            return _plus(value, x, there if fill == 1 else pointwise(value, "multiply", there, fill))
-        flags = value.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
-        return pointwise(value, "where", flags, fill, x)
-    wide = viewed(value, source, (*source.shape, 1))
-    sums = value.make("pointwise", hot.shape, torch.float32, function="multiply", xs=[hot, wide])
-    moved = permuted(value, reduced(value, "sum", sums, [dim], False), order)
-    if added:
-        return _plus(value, x, moved)
-    flags = value.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
-    return pointwise(value, "where", flags, moved, x)
+    fill = number(source)
+
+    def of_each(function: str, each: Value) -> Value:
+        return permuted(value, reduced(value, function, each, [dim], False), order)
+
+    if fill is None:
+        wide = viewed(value, source, (*source.shape, 1))
+        new = of_each("sum", value.make("pointwise", hot.shape, torch.float32, function="multiply", xs=[hot, wide]))
+        return _plus(value, x, new) if added else _written(value, of_each("max", hot), new, x)
+    if added or number(x) == 0:
+        there = of_each("sum" if added else "max", hot)
+        return _plus(value, x, there if fill == 1 else pointwise(value, "multiply", there, fill))
+    return _written(value, of_each("max", hot), fill, x)
+
+
+def _written(value: Value, there: Value, new: Value | float, x: Value) -> Value:
+    """What is new where ids were found, and what was there elsewhere."""
+    flags = there.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
+    return pointwise(value, "where", flags, new, x)
 
 
 def _plus(value: Value, x: Value, added: Value) -> Value:

@@ -9,7 +9,7 @@ import torch
 
 from partita.importing.graph import Value, number
 from partita.importing.normal.arguments import Arguments, aten
-from partita.importing.normal.views import expanded, integer, viewed
+from partita.importing.normal.views import broadcast, expanded, integer, viewed
 
 UNARY = {
     "abs": "abs",
@@ -67,6 +67,13 @@ LOGIC = {"and", "or", "not"}
 def pointwise(value: Value, function: str, *xs: object) -> Value:
     """A function of broadcast operands at a value's place, which has its shape."""
     return value.make("pointwise", function=function, xs=list(xs))
+
+
+def broadcasted(value: Value, function: str, *xs: object) -> Value:
+    """A function of operands at a value's place, with the shape that these have together."""
+    return value.make(
+        "pointwise", broadcast(*(x.shape for x in xs if isinstance(x, Value))), function=function, xs=list(xs)
+    )
 
 
 @aten(*(f"{name}.default" for name in UNARY))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from partita.importing.graph import Value, number
-from partita.importing.normal.arguments import Arguments
-from partita.importing.normal.views import SEVERAL, selected, viewed
+from partita.importing.normal.arguments import Arguments, several
+from partita.importing.normal.views import selected, viewed
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
+@several("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 def _recurrent(value: Value, a: Arguments, index: int) -> Value:
     """The output, or the last states, of layers of a recurrent module that begin with zeros."""
     kind = a.value.op.partition(".")[0]
@@ -92,6 +93,3 @@ def _parts(weight: Value, count: int) -> list[Value]:
         )
         for i in range(count)
     ]
-
-
-SEVERAL.update(dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), _recurrent))

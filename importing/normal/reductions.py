@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
 from partita.importing.graph import Value
-from partita.importing.normal.arguments import Arguments, aten
-from partita.importing.normal.pointwise import pointwise
-from partita.importing.normal.views import SEVERAL, broadcast, viewed
+from partita.importing.normal.arguments import Arguments, aten, several
+from partita.importing.normal.pointwise import broadcasted, pointwise
+from partita.importing.normal.views import viewed
 
 
 def reduced(value: Value, function: str, x: Value, dims: list[int], keep: bool) -> Value:
@@ -29,21 +30,26 @@ def _reduction(value: Value, a: Arguments) -> Value:
     x, given = a["self"], a["dim"]
     a.ignored("dtype")
     x = x.make("cast", x.shape, torch.int64, x=x) if x.dtype == torch.bool else x
-    dims = [int(dim) % x.rank for dim in (given if isinstance(given, list) else [given])] if given is not None else []
-    return reduced(value, function, x, dims or list(range(x.rank)), bool(a["keepdim"]))
+    return reduced(value, function, x, _dims(x, given), bool(a["keepdim"]))
 
 
 @aten("var.correction", "std.correction", "var.dim", "std.dim", "var.default", "std.default")
 def _variance(value: Value, a: Arguments) -> Value:
-    x, given = a["self"], a["dim"]
-    dims = [int(dim) % x.rank for dim in given] if given else list(range(x.rank))
+    x, dims = a["self"], _dims(a["self"], a["dim"])
     correction = a["correction"] if "correction" in value.defaults else int(bool(a["unbiased"]))
-    correction = 1 if correction is None else correction
     made = _spread(value, x, dims, correction, bool(a["keepdim"]))
     return made if value.op.startswith("var") else pointwise(value, "sqrt", made)
 
 
-def _spread(value: Value, x: Value, dims: list[int], correction: float, keep: bool) -> Value:
+def _dims(x: Value, given: Any) -> list[int]:
+    """Dimensions counted from the front; all, if none are given."""
+    listed = given if isinstance(given, list) else [] if given is None else [given]
+    return [int(dim) % x.rank for dim in listed] or list(range(x.rank))
+
+
+def _spread(value: Value, x: Value, dims: list[int], given: float | None, keep: bool) -> Value:
+    """The variance, with Bessel's correction unless another one is given."""
+    correction = 1 if given is None else given
     count = prod(x.shape[dim] for dim in dims)
     off = value.make("pointwise", x.shape, x.dtype, function="subtract", xs=[x, reduced(value, "mean", x, dims, True)])
     squares = pointwise(off, "multiply", off, off)
@@ -51,24 +57,21 @@ def _spread(value: Value, x: Value, dims: list[int], correction: float, keep: bo
     return pointwise(made, "multiply", made, count / (count - correction)) if correction else made
 
 
+@several("var_mean.correction")
 def _mean_and_variance(value: Value, a: Arguments, index: int) -> Value:
     """Of `var_mean`, which returns the variance first."""
-    x = a["self"]
-    dims = [int(dim) % x.rank for dim in a["dim"]] if a["dim"] else list(range(x.rank))
+    x, dims = a["self"], _dims(a["self"], a["dim"])
     correction, keep = a["correction"], bool(a["keepdim"])
     if index:
         return reduced(value, "mean", x, dims, keep)
-    return _spread(value, x, dims, 1 if correction is None else correction, keep)
-
-
-SEVERAL["var_mean.correction"] = _mean_and_variance
+    return _spread(value, x, dims, correction, keep)
 
 
 @aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def _vector_norm(value: Value, a: Arguments) -> Value:
-    x, power, given = a["self"], a["ord" if "ord" in value.defaults else "p"], a["dim"]
+    x, power = a["self"], a["ord" if "ord" in value.defaults else "p"]
     a.ignored("dtype")
-    dims = [int(dim) % x.rank for dim in given] if given else list(range(x.rank))
+    dims = _dims(x, a["dim"])
     if power == 1:
         return reduced(value, "sum", pointwise(x, "abs", x), dims, bool(a["keepdim"]))
     if power != 2 and power is not None:
@@ -82,10 +85,7 @@ def _cosine(value: Value, a: Arguments) -> Value:
     x, y = a["x1"], a["x2"]
     dim, eps = a.dim(rank=max(x.rank, y.rank)), float(a["eps"])
 
-    def of(function: str, *xs: Any) -> Value:
-        shape = broadcast(*(each.shape for each in xs if isinstance(each, Value)))
-        return value.make("pointwise", shape, function=function, xs=list(xs))
-
+    of = partial(broadcasted, value)
     lengths = [
         of("maximum", of("sqrt", reduced(value, "sum", of("multiply", each, each), [dim], False)), eps)
         for each in (x, y)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from partita.importing.graph import FLOATS, Value
-from partita.importing.normal.arguments import Arguments, aten
+from partita.importing.normal.arguments import SEVERAL, Arguments, aten, several
 
 
 @aten("alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default", "positive.default")
@@ -206,6 +206,7 @@ def _getitem(value: Value, a: Arguments) -> Value:
     return made
 
 
+@several("split.Tensor", "split_with_sizes.default", "chunk.default", "split.sizes")
 def _split(value: Value, a: Arguments, index: int) -> Value:
     x, dim = a["self"], a.dim()
     size = x.shape[dim]
@@ -218,15 +219,18 @@ def _split(value: Value, a: Arguments, index: int) -> Value:
     return sliced(value, x, dim, sum(sizes[:index]), sizes[index])
 
 
+@several("unbind.int")
 def _unbind(value: Value, a: Arguments, index: int) -> Value:
     dim = a.dim()
     return selected(value, a["self"], dim, index)
 
 
+@several("broadcast_tensors.default")
 def _broadcast(value: Value, a: Arguments, index: int) -> Value:
     return expanded(value, a["tensors"][index], value.shape)
 
 
+@several("topk.default", "sort.default", "sort.stable")
 def _top(value: Value, a: Arguments, index: int) -> Value:
     """The largest elements along a dimension, or the smallest, and where they are; of a sort all."""
     x, dim = a["self"], a.dim()
@@ -253,6 +257,7 @@ def _top(value: Value, a: Arguments, index: int) -> Value:
     return value.make("cast", x=made) if whole else made
 
 
+@several("max.dim", "min.dim")
 def _largest(value: Value, a: Arguments, index: int) -> Value:
     dim, keep = a.dim(), bool(a["keepdim"])
     x = a["self"]
@@ -267,6 +272,7 @@ def _largest(value: Value, a: Arguments, index: int) -> Value:
     return made if keep else viewed(value, made)
 
 
+@several("native_dropout.default")
 def _native_dropout(value: Value, a: Arguments, index: int) -> Value:
     x, rate, training = a["input"], float(a["p"]), a["train"]
     if index != 0:
@@ -275,6 +281,7 @@ def _native_dropout(value: Value, a: Arguments, index: int) -> Value:
     return dropped
 
 
+@several("native_layer_norm.default")
 def _layer_norm(value: Value, a: Arguments, index: int) -> Value:
     x, dims = a["input"], len(a["normalized_shape"])
     if index != 0:
@@ -283,44 +290,13 @@ def _layer_norm(value: Value, a: Arguments, index: int) -> Value:
     return value.make("norm", function="layer_norm", x=x, dims=list(range(x.rank - dims, x.rank)), **options)
 
 
+@several("_native_batch_norm_legit_functional.default")
 def _batch_norm(value: Value, a: Arguments, index: int) -> Value:
     names = ("input", "weight", "bias", "running_mean", "running_var")
     x, scale, shift, mean, variance = (a[name] for name in names)
     options = {"momentum": float(a["momentum"]), "eps": float(a["eps"]), "training": bool(a["training"])}
     op = "batch_norm" if index == 0 else "batch_statistic"
     return value.make(op, x=x, scale=scale, shift=shift, mean=mean, variance=variance, index=index, **options)
-
-
-def _kept_norm(value: Value, a: Arguments, index: int) -> Value:
-    """A batch norm of evaluation, by what it has kept."""
-    x, scale, shift, mean, variance = (a[name] for name in ("input", "weight", "bias", "running_mean", "running_var"))
-    a.ignored("momentum")
-    if index:
-        raise value.refuse("the statistics of a norm")
-
-    def of(function: str, *xs: Value | float | None) -> Value:
-        ones = (1,) * (x.rank - 2)
-        wide = [viewed(y, y, (*y.shape, *ones)) if isinstance(y, Value) and y.rank == 1 else y for y in xs]
-        shape = broadcast(*(each.shape for each in wide if isinstance(each, Value)))
-        return value.make("pointwise", shape, function=function, xs=wide)
-
-    made = of("multiply", of("subtract", x, mean), of("rsqrt", of("add", variance, float(a["eps"]))))
-    made = made if scale is None else of("multiply", made, scale)
-    return made if shift is None else of("add", made, shift)
-
-
-SEVERAL = {
-    **dict.fromkeys(("split.Tensor", "split_with_sizes.default", "chunk.default", "split.sizes"), _split),
-    "unbind.int": _unbind,
-    "broadcast_tensors.default": _broadcast,
-    **dict.fromkeys(("topk.default", "sort.default", "sort.stable"), _top),
-    "max.dim": _largest,
-    "min.dim": _largest,
-    "native_dropout.default": _native_dropout,
-    "native_layer_norm.default": _layer_norm,
-    "_native_batch_norm_legit_functional.default": _batch_norm,
-    "_native_batch_norm_legit_no_training.default": _kept_norm,
-}
 
 
 @aten("unfold.default")

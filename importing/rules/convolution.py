@@ -48,7 +48,7 @@ def _say_conv(write: Writer, value: Value) -> Said:
         groups, summed = groups[:count], groups[count:]
     taken = {name for names in x.dims for name in names}
     rest = write.names_of(args["kernel"])[0][len(groups) :]
-    out = (*groups, *(write.second(name) if name in taken else name for name in rest))
+    out = (*groups, *write.apart(rest, taken))
     kernel = write.parameter_as(args["kernel"], kernel, [out, summed, *kernel.dims[2:]])
     kernel, window = write.single(kernel, places)
     new = write.axes_named(write.names_of(value)[2:], old)

@@ -135,7 +135,7 @@ def _say_embedding(write: Writer, value: Value) -> Said:
         return Said(call("gather", table.text, of_ids.text, along=over), dims, table.axes[1:], dtype=table.dtype)
     counted = of_ids.text.removeprefix("iota(").removesuffix(")")
     taken = set(of_ids.axes)
-    rest = [tuple(write.second(name) if name in taken else name for name in names) for names in table.dims[1:]]
+    rest = [write.apart(names, taken) for names in table.dims[1:]]
     table = table.renamed([table.dims[0], *rest])
     dims = (*of_ids.dims, *table.dims[1:])
     axes = (*of_ids.axes, *(name for name in table.axes if name != over))

@@ -35,7 +35,7 @@ def _say_einsum(write: Writer, value: Value) -> Said:
             wanted.append(known[letter])
             continue
         # An axis that both have, without being the same: the second has another name.
-        fresh = tuple(write.second(name) if name in taken else name for name in names)
+        fresh = write.apart(names, taken)
         wanted.append(fresh)
         if fresh != names:
             back.append((letter, fresh, names))

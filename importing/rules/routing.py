@@ -65,7 +65,7 @@ def _one_hot(solver: Solver, value: Value) -> list[Dim]:
 @says("one_hot")
 def _say_one_hot(write: Writer, value: Value) -> Said:
     ids, names = write(value.args["ids"]), write.names_of(value)[-1]
-    axis = names[0] if len(names) == 1 else write.merged_name(names)
+    axis = write.merged_name(names)
     made = Said(call("one_hot", ids.text, axis), (*ids.dims, (axis,)), (*ids.axes, axis))
     return write.split(made, value.rank - 1, names)
 
@@ -81,7 +81,7 @@ def _say_take(write: Writer, value: Value) -> Said:
     at = value.args["dim"]
     x, (along,) = write.single(write(value.args["x"]), [at])
     ids = write(value.args["ids"])
-    ids = ids.renamed([[write.second(name) if name in x.axes else name for name in own] for own in ids.dims])
+    ids = ids.renamed([write.apart(own, x.axes) for own in ids.dims])
     axes = (*(name for name in x.axes if name != along), *ids.axes)
     return Said(
         call("gather", x.text, ids.text, along=along), (*x.dims[:at], *ids.dims, *x.dims[at + 1 :]), axes, dtype=x.dtype
@@ -137,8 +137,8 @@ def _say_sum_by(write: Writer, value: Value) -> Said:
     ids, _ = write.single(write(value.args["ids"]), [0])
     ids = write.expanded(ids.renamed([(old,)]), [name for name in (old,) if name not in ids.axes])
     others = {name for i, own in enumerate(x.dims) if i != dim for name in own}
-    names = tuple(write.second(name) if name in others else name for name in write.names_of(value)[dim])
-    new = names[0] if len(names) == 1 else write.merged_name(names)
+    names = write.apart(write.names_of(value)[dim], others)
+    new = write.merged_name(names)
     axes = tuple(new if name == old else name for name in x.axes)
     dims = tuple((new,) if i == dim else own for i, own in enumerate(x.dims))
     return write.split(Said(call("sum_by", x.text, ids.text, f"{old} -> {new}"), dims, axes), dim, names)

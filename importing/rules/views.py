@@ -117,8 +117,8 @@ def _say_slice(write: Writer, value: Value) -> Said:
         axes = tuple(name for name in x.axes if name != old)
         return Said(taken, tuple(() if i == dim else each for i, each in enumerate(x.dims)), axes, dtype=x.dtype)
     others = {name for i, own in enumerate(x.dims) if i != dim for name in own}
-    names = tuple(write.second(name) if name in others else name for name in write.names_of(value)[dim])
-    new = names[0] if len(names) == 1 else write.merged_name(names)
+    names = write.apart(write.names_of(value)[dim], others)
+    new = write.merged_name(names)
     text = call("slice", x.text, f"{old} -> {new}", start=_place(value, old) if start else None)
     axes = tuple(new if name == old else name for name in x.axes)
     made = Said(text, tuple((new,) if i == dim else each for i, each in enumerate(x.dims)), axes, dtype=x.dtype)
@@ -184,7 +184,7 @@ def _say_concat(write: Writer, value: Value) -> Said:
         parts.append(call("cast", wide.text, "i64") if whole and wide.dtype == "f32" else wide.text)
         pieces.append(name)
     names = write.names_of(value)[dim]
-    new = names[0] if len(names) == 1 else write.merged_name(names)
+    new = write.merged_name(names)
     dims = tuple((new,) if i == dim else next((x.dims[i] for x in said if x.dims[i]), ()) for i in range(value.rank))
     axes = tuple(dict.fromkeys([*others, new]))
     order = [name for each in dims for name in each if name in axes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 
 import torch
@@ -14,7 +14,7 @@ from partita.importing.graph import Value
 from partita.importing.rows import stored
 from partita.importing.said import number_text
 from partita.importing.writing.body import Body
-from partita.importing.writing.names import called, valid
+from partita.importing.writing.names import called, numbered, valid
 from partita.importing.writing.tree import Tree, base
 
 Names = tuple[str, ...]
@@ -31,6 +31,7 @@ class File:
         self.solver, self.tree, self.state = solver, tree, state
         self.axes = Axes(solver, wanted)
         self.called = called(tree)
+        self.inputs = {value.args["name"] for value in solver.values if value.op == "input"}
         self.constants: dict[str, float] = {}
         self.blocks: dict[str, str] = {}
         self.seconds: dict[str, str] = {}
@@ -39,8 +40,7 @@ class File:
         self.splits: dict[tuple[str, Names], Names] = {}
         self.saved_constants: dict[str, Value] = {}
         self.declared: set[str] = set()  # names of parameters, which no block has
-        self.tables: dict[str, torch.Tensor] = {}
-        self._tables: dict[str, Value] = {}
+        self.tables: dict[str, Value] = {}
         self.written: set[Value] = set()  # constants that are tables
 
     # ------------------------------------------------------------ axes and constants
@@ -54,8 +54,21 @@ class File:
             self.axes.formulas[self.seconds[name]] = name
         return self.seconds[name]
 
+    def apart(self, names: Names, taken: Collection[str]) -> Names:
+        """Names of axes, where one that is taken has another name."""
+        return tuple(self.another(name) if name in taken else name for name in names)
+
+    def distinct(self, dims: Sequence[Names]) -> list[Names]:
+        """Names of dimensions, where an axis that is there already has another name."""
+        made: list[Names] = []
+        for own in dims:
+            made.append(self.apart(own, {name for each in made for name in each}))
+        return made
+
     def merged(self, names: Names) -> str:
-        """The axis that several are merged into."""
+        """The axis that several are merged into; one is itself, and none an axis of size 1."""
+        if len(names) == 1:
+            return names[0]
         if names not in self.merges:
             size = prod(self.axes.sizes[name] for name in names)
             self.merges[names] = self.axes.free(["places" if len(names) > 1 else "one"], size)
@@ -80,10 +93,8 @@ class File:
         for known, its in self.constants.items():
             if its == value and re.fullmatch(rf"{name}(_\d+)?", known):
                 return known
-        chosen, count = name, 2
-        inputs = {value.args["name"] for value in self.solver.values if value.op == "input"}
-        while chosen in self.constants or chosen in self.axes.sizes or chosen in inputs:
-            chosen, count = f"{name}_{count}", count + 1
+        taken = (self.constants, self.axes.sizes, self.inputs)
+        chosen = next(each for each in numbered(name) if not any(each in names for names in taken))
         self.constants[chosen] = value
         return chosen
 
@@ -106,15 +117,11 @@ class File:
         elements = elements if elements.is_floating_point() else elements.long()
         elements = elements.reshape([each.size for dim in self.solver.axes(value) for each in dim]).contiguous()
         usual = valid(str(value.args.get("name", "")).rpartition(".")[2] or "table")
-        name, count = usual, 2
-        while name in self.tables and not torch.equal(self.tables[name], elements):
-            name, count = f"{usual}_{count}", count + 1
-        self.tables[name] = elements
         self.written.add(value)
-        if name not in self._tables:
-            args = {"names": [name], "data": elements, "trained": False}
-            self._tables[name] = Value("table", args, value.shape, elements.dtype)
-        return self._tables[name]
+        kept = {name: each.args["data"] for name, each in self.tables.items()}
+        name = next(n for n in numbered(usual) if n not in kept or torch.equal(kept[n], elements))
+        args = {"names": [name], "data": elements, "trained": False}
+        return self.tables.setdefault(name, Value("table", args, value.shape, elements.dtype))
 
     # ------------------------------------------------------------ parameters
 

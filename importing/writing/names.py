@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 
 from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.syntax.lexer import language
@@ -81,6 +82,12 @@ def snake(kind: str, roots: Sequence[str] = ()) -> str:
             length -= 1
         name = min(name, kind[length:], key=len)
     return valid(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower())
+
+
+def numbered(name: str) -> Iterator[str]:
+    """A name, and then with numbers, until one of them is free."""
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))
 
 
 def valid(name: str) -> str:

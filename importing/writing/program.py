@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,7 +15,7 @@ from partita.importing.graph import Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
-from partita.importing.writing.names import snake, valid
+from partita.importing.writing.names import numbered, snake, valid
 from partita.importing.writing.tree import Scope, Tree, base
 from partita.importing.writing.writer import Writer
 
@@ -142,7 +142,7 @@ class Program:
         dims: list[tuple[str, ...]] = [*x.dims]
         dims[value.args["dim"]] = writer.names_of(value)[value.args["dim"]]
         parts = dims[value.args["dim"]]
-        chosen = parts[0] if len(parts) == 1 else writer.merged_name(parts)
+        chosen = writer.merged_name(parts)
         chosen = writer.second(over) if chosen == over else chosen
         dims[value.args["dim"]] = (chosen,)
         axes = tuple(chosen if name == over else name for name in x.axes)
@@ -274,7 +274,7 @@ class Program:
         path = scope.path.split(".")
         usual = valid("_".join(path[-2:]) if path[-1].isdigit() else path[-1])
         taken = (*self.file.blocks, *self.file.axes.sizes)
-        name = next(n for n in (usual, *(f"{usual}_{k}" for k in range(2, 99))) if n not in taken and body.is_free(n))
+        name = next(n for n in numbered(usual) if n not in taken and body.is_free(n))
         body.shared[scope.path] = name, block
         inner.name = name
         body.calls[name] = [inner]
@@ -447,14 +447,8 @@ class Program:
             else:
                 body.lines.append(f"let {name} = {said.text}")
             self._name(name, first, said, body)
-        label, count = "layer", 2
-        while (
-            label in body.calls
-            or not body.is_free(label)
-            or label in self.file.axes.sizes
-            or label in self.file.constants
-        ):
-            label, count = f"layer_{count}", count + 1
+        taken = (body.calls, self.file.axes.sizes, self.file.constants)
+        label = next(n for n in numbered("layer") if body.is_free(n) and not any(n in names for names in taken))
         bodies = [self._iteration(run, handed, j, period, names, body) for j in range(0, len(run), period)]
         texts = {each.text for each in bodies}
         if len(texts) > 1:
@@ -497,7 +491,7 @@ class Program:
             value = self.graph.outputs[i]
             name = valid(self.graph.names[i] or self.called.get(base(value), "result"))
             there = {each.split()[1] for each in body.outputs}
-            name = next(n for n in (name, *(f"{name}_{k}" for k in range(2, 99))) if n not in there)
+            name = next(n for n in numbered(name) if n not in there)
             if value is loss:  # there is nothing else
                 body.lines.append(f"let total = {body.outputs.pop().removeprefix('loss ')}")
                 body.outputs += ["loss total", "output total = total"]
@@ -522,14 +516,13 @@ class Program:
     def _input(self, name: str, value: Value, body: Body) -> str:
         """An input's declaration. Merged axes are split, and of an axis of size 1 the one element is taken."""
         dims: list[str] = []
-        text, names = name, _apart(self.file.axes.of(value), self.file.another)
+        text, names = name, self.file.distinct(self.file.axes.of(value))
         for i, own in enumerate(names):
-            if len(own) == 1:
-                dims += own
-            elif own:
+            if own:
                 dims.append(self.file.merged(own))
+            if len(own) > 1:
                 text = call("split", text, f"{dims[-1]} -> [{', '.join(own)}]")
-            else:
+            if not own:
                 usual = {4: {1: "channels"}, 3: {1: "channels"}}.get(value.rank, {}).get(i, "one")
                 dims.append(self.file.axes.free([usual], 1))
                 text = call("gather", text, 0, along=dims[-1])
@@ -627,15 +620,6 @@ class Program:
         if not frozen:
             return []
         return [f"optimizer rules {{\n  freeze {', '.join(frozen)}\n  update all -> adamw(lr = 1e-3)\n}}"]
-
-
-def _apart(names: Sequence[Names], another: Callable[[str], str]) -> list[Names]:
-    """Names of dimensions, where an axis that is there already has another name."""
-    made: list[Names] = []
-    for own in names:
-        taken = {name for each in made for name in each}
-        made.append(tuple(another(name) if name in taken else name for name in own))
-    return made
 
 
 def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:

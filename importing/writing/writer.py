@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from partita.importing.said import AND, CALL, COMPARISON, NOT, PRODUCT, SAYINGS,
 from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
-from partita.importing.writing.names import parameter_name
+from partita.importing.writing.names import numbered, parameter_name
 
 FEW = 8  # numbers that are written one by one
 
@@ -88,8 +88,12 @@ class Writer:
         """Another axis of the same size."""
         return self.file.another(name)
 
+    def apart(self, names: Names, taken: Collection[str]) -> Names:
+        """Names of axes, where one that is taken has another name."""
+        return self.file.apart(names, taken)
+
     def merged_name(self, names: Sequence[str]) -> str:
-        """The axis that several are merged into."""
+        """The axis that several are merged into; one is itself."""
         return self.file.merged(tuple(names))
 
     def axes_named(self, dims: Sequence[Names], taken: Sequence[str]) -> list[str]:
@@ -98,7 +102,7 @@ class Writer:
         for names in dims:
             units = (self.file.unit(i) for i in range(len(dims) + len(taken) + 1))
             one = next(unit for unit in units if unit not in (*taken, *made))
-            made.append(names[0] if len(names) == 1 else self.merged_name(names) if names else one)
+            made.append(self.merged_name(names) if names else one)
         return made
 
     def parts_of(self, name: str, *parts: tuple[str, int]) -> Names:
@@ -175,7 +179,7 @@ class Writer:
                 if at >= 0 and text.dims[at] and not own:
                     own = text.dims[at]
             taken = {name for each in dims for name in each}
-            dims.append(tuple(self.second(name) if name in taken else name for name in own))
+            dims.append(self.apart(own, taken))
         made = []
         for x, text in zip(xs, said, strict=True):
             if isinstance(x, Value):
@@ -292,11 +296,7 @@ class Writer:
         body = self.file.home_of(of, self.body)
         known = body.parameters.get(value)
         if known is None:
-            names = list(dims if dims is not None else self.names_of(of))
-            flat: set[str] = set()
-            for i, own in enumerate(names):
-                names[i] = tuple(self.second(name) if name in flat else name for name in own)
-                flat.update(names[i])
+            names = self.file.distinct(dims if dims is not None else self.names_of(of))
             known = self._declared(value, body, tuple(names))
             body.parameters[value] = known
         body.read[value] += 1
@@ -310,9 +310,7 @@ class Writer:
             wanted = self.file.part_name(value, wanted)
         if value.op == "part" and not body.is_free(wanted):
             wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
-        name, count = wanted, 2
-        while not body.is_free(name) or name in self.file.blocks:
-            name, count = f"{wanted}_{count}", count + 1
+        name = next(n for n in numbered(wanted) if body.is_free(n) and n not in self.file.blocks)
         self.file.declared.add(name)
         keyword = "buffer" if value.op in ("buffer", "table") else "param"
         dtype = "" if value.is_float else "i64"
