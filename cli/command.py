@@ -44,7 +44,7 @@ class Command:
 
 # What `partita --help` says of each command, without importing it.
 SUMMARIES = {
-    "init": "write a starter file, or the model of a config.json of Hugging Face",
+    "init": "write a starter file, or that of a model of transformers",
     "import": "write the file of a PyTorch module, or of a model of transformers, and prove them equal",
     "check": "check a file: errors with location, cause and fix",
     "fmt": "format files, keeping comments",

@@ -7,30 +7,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
-from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attrs import evolve
-
-from partita.cli.command import UsageError, command, writing
-from partita.cli.number_format import count_text
+from partita.cli.command import UsageError, command
+from partita.cli.modules import check_free, deliver, import_pretrained, proof_text, target, tell
 from partita.cli.source import printable
 from partita.dsl.diagnostic import refuse, shown
-from partita.dsl.load import load_text
-from partita.dsl.syntax.format import format_text
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from partita.dsl.names.correspondence import Theirs
-    from partita.dsl.spec import Spec
-    from partita.importing.imported import Imported
-    from partita.importing.prove import Proof
 
 ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-NAMES = "hf"  # of the `weights` that the file has
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,11 +48,14 @@ def _axes(text: str) -> tuple[str, list[str]]:
 def run(arguments: argparse.Namespace) -> None:
     """Write the file. Raises Refused (E1201 to E1205), and UsageError if the file exists or cannot be written."""
     if arguments.output is not None:
-        _check_free(_target(arguments.output))
+        check_free(target(arguments.output))
     if ATTRIBUTE.fullmatch(arguments.source) and not os.path.exists(arguments.source):
         _of_python(arguments)
-    else:
-        _of_config(arguments)
+        return
+    for option in ("example", "loss"):
+        if getattr(arguments, option) is not None:
+            raise UsageError(f"--{option} is for a module of Python, MODULE:FUNCTION")
+    import_pretrained(arguments.source, arguments.output, arguments.name, dict(arguments.axes))
 
 
 def _of_python(arguments: argparse.Namespace) -> None:
@@ -83,34 +70,9 @@ def _of_python(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{printable(repr(arguments.example))} is not of the form MODULE:FUNCTION")
     module, inputs = _made(arguments.source), _made(arguments.example)
     example = example_of(module, inputs, arguments.loss)
-    file = file_of(example, arguments.name, dict(arguments.axes), _tell)
-    proof = proven(example, file, _tell)
-    _deliver(arguments, example.module, file, f"equal to the module: {proof_text(file, proof)}")
-
-
-def _of_config(arguments: argparse.Namespace) -> None:
-    """Import a model of transformers."""
-    from partita.importing.from_torch import file_of, proven
-    from partita.importing.on_disk import on_disk
-    from partita.importing.pretrained import differing, pretrained, whole
-
-    for option in ("example", "loss"):
-        if getattr(arguments, option) is not None:
-            raise UsageError(f"--{option} is for a module of Python, MODULE:FUNCTION")
-    model = pretrained(arguments.source)
-    name, axes = arguments.name or model.name, dict(arguments.axes)
-    few = file_of(model.few, name, axes, _tell)
-    small = file_of(model.small, name, axes, _tell)
-    if (other := differing(few, small)) is not None:
-        raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
-    proof = proven(model.small, small, _tell)
-    equal = f"equal to the module at small sizes, {model.sizes}: {proof_text(small, proof)}"
-    written = whole(model, few)
-    _deliver(arguments, model.whole, evolve(written, text=format_text(on_disk(written.text, model.name))), equal)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    file = file_of(example, arguments.name, dict(arguments.axes), tell)
+    proof = proven(example, file, tell)
+    deliver(arguments.output, example.module, file, f"equal to the module: {proof_text(file, proof)}")
 
 
 def _made(name: str) -> Any:
@@ -139,63 +101,3 @@ def _made(name: str) -> Any:
         return found()
     except (Exception, SystemExit) as error:
         raise failed(f"`{name}` failed", error) from error
-
-
-# ------------------------------------------------------------ what is said
-
-
-def _deliver(arguments: argparse.Namespace, module: nn.Module, file: Imported, equal: str) -> None:
-    path = _target(arguments.output or file.program.model.name)
-    _check_free(path)
-    if file.tables:
-        _check_free(path.with_suffix(".safetensors"))
-    with writing(printable(str(path))):
-        written = file.write(path)
-    print(f"{', '.join(printable(str(each)) for each in written)}: {summary(module, file)}")
-    print(equal)
-
-
-def _target(name: str) -> Path:
-    path = Path(name)
-    return path.with_name(f"{path.name.removesuffix('.par')}.par")
-
-
-def _check_free(path: Path) -> None:
-    if os.path.lexists(path):
-        raise UsageError(f"{printable(str(path))} already exists, and is left unchanged")
-
-
-def summary(module: nn.Module, file: Imported) -> str:
-    """`3 blocks, 28 layers, 596.0 M parameters; weights `hf` for 310 tensors`."""
-    theirs = list(_spec(file).weights[NAMES].tensors())
-    trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    parameters = sum(prod(each.shape) for each in theirs if trained & {*each.names})
-    blocks, layers = file.text.count("\nblock "), _layers(theirs)
-    parts = [_counted(blocks, "block"), _counted(layers, "layer"), f"{count_text(parameters)} parameters"]
-    return f"{', '.join(each for each in parts if each)}; weights `{NAMES}` for {_counted(len(theirs), 'tensor')}"
-
-
-def proof_text(file: Imported, proof: Proof) -> str:
-    """`loss, logits and 310 gradients within 4e-14 in f64, at (2, 10), (3, 14), (2, 37)`."""
-    model, _ = _spec(file).trained
-    what = ["loss", *(name for name, _ in model.outputs), _counted(proof.buffers, "buffer")]
-    listed = ", ".join(each for each in what if each)
-    sizes = ", ".join(f"({', '.join(map(str, each))})" for each in proof.sizes)
-    return f"{listed} and {_counted(proof.tensors, 'gradient')} within {proof.error:.0e} in f64, at {sizes}"
-
-
-def _layers(theirs: Sequence[Theirs]) -> int:
-    """How many layers there are: modules of lists of modules, as names number them."""
-    numbered = (re.match(r"(.*?)\.(\d+)\.", name) for each in theirs for name in each.names[:1])
-    return len({found.groups() for found in numbered if found is not None})
-
-
-def _spec(file: Imported) -> Spec:
-    spec, diagnostics = load_text(file.text, "model.par")
-    if spec is None:
-        raise refuse("E1203", f"the file is not valid: {diagnostics[0].message}")
-    return spec
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}" if count else ""

@@ -1,6 +1,6 @@
 """`partita init NAME`: writes a file to start from, for users without a checkout of Partita.
 
-`partita init CONFIG.json` writes the model of a config of Hugging Face.
+Given a model of transformers, `init` does what `partita import` does.
 
 The files to start from are installed with Partita: those of `specs/` and of its zoo, by name. One is copied together
 with what it reads: the files that it imports, and data that is installed beside it.
@@ -16,14 +16,13 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from partita.cli.command import UsageError, command
-from partita.cli.families.registry import from_config
+from partita.cli.extras import missing
+from partita.cli.modules import TENSORS, import_pretrained
 from partita.cli.source import printable
 from partita.dsl.load import load
 
 CONFIG = "config.json"
 NAMELESS = "missing file name: `partita init NAME`"
-# What a folder of a trained model has beside it, in the formats that `checkpoint import` reads.
-TENSORS = ("model.safetensors", "model.safetensors.index.json")
 USUAL = "start"
 SPECS = resources.files("partita.specs")
 FOLDERS = (SPECS, SPECS.joinpath("zoo"))
@@ -35,67 +34,50 @@ NUMBERS = {1: "in one process", 2: "on two processes of this machine"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     what = (
-        "the name of the file, with or without `.par`; or a config.json of Hugging Face, or the directory that has it"
+        "the name of the file, with or without `.par`; or a model of transformers: a folder, a config.json, or a name "
+        "on the hub that is on this machine already"
     )
     parser.add_argument("file", metavar="NAME", nargs="?", help=what)
     names = ", ".join(starter_names())
     what = f"another file to start from than {USUAL}: {names} (default of NAME: the same)"
     parser.add_argument("--from", dest="starter", choices=starter_names(), metavar="STARTER", help=what)
-    what = "the file to write from a config (default: its `model_type` and `.par`)"
+    what = "the file to write of a model of transformers (default: its `model_type` and `.par`)"
     parser.add_argument("-o", "--output", metavar="OUT", help=what)
-    what = "settings of a config that are to be left out, separated by commas"
-    parser.add_argument("--ignore", metavar="KEY,…", type=lambda text: text.split(","), default=[], help=what)
 
 
 @command("init", add_arguments, "new", "create")
 def run(arguments: argparse.Namespace) -> None:
-    """Write the file. Raises Refused if a config cannot be said, and UsageError if the file exists or cannot be
-    written.
-    """
+    """Write the file. Raises UsageError if it exists or cannot be written, and Refused if a model is not understood."""
     if arguments.file is None and arguments.starter is None:
         raise UsageError(NAMELESS)
+    if arguments.starter is None and _is_model(arguments.file):
+        problem = missing("run", "a model of transformers")
+        if problem is not None:
+            raise UsageError(problem)
+        return import_pretrained(arguments.file, arguments.output)
+    if arguments.output is not None:
+        raise UsageError("--output is for a model of transformers: `partita init CONFIG.json`")
     target = Path(arguments.file if arguments.file is not None else arguments.starter)
-    inside = os.path.join(target, CONFIG)
-    config = Path(inside) if os.path.isfile(inside) else target if target.suffix == ".json" else None
-    if config is None or arguments.starter is not None:
-        if arguments.starter is None:
-            _check_meant(arguments.file)
-        if arguments.output is not None or arguments.ignore:
-            raise UsageError("--output and --ignore are for a config.json: `partita init CONFIG.json`")
-        name = arguments.starter or USUAL
-        text = starter(name)
-        own = target.name.removesuffix(".par")
-        other = own if own in starter_names() and own != name else None
-        return _write(
-            target,
-            lambda path: text.replace(f"{name}.par", path.name),
-            files_named_in(text),
-            lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
-        )
-    kind, text = from_config(config, tuple(arguments.ignore))
+    name = arguments.starter or USUAL
+    text = starter(name)
+    own = target.name.removesuffix(".par")
+    other = own if own in starter_names() and own != name else None
     _write(
-        Path(arguments.output or kind), lambda _: text, files_named_in(text), lambda path: _how_to_import(path, config)
+        target,
+        lambda path: text.replace(f"{name}.par", path.name),
+        files_named_in(text),
+        lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
     )
 
 
-def _check_meant(name: str) -> None:
-    """Raises UsageError for a name that is meant for something else than a starter: a model of the hub, or a folder
-    that has one.
-    """
-    if any(os.path.isfile(os.path.join(name, each)) for each in TENSORS):
-        raise UsageError(f"{printable(name)} has the tensors of a model, and no {CONFIG}, which says what they are")
-    address = re.fullmatch(
-        r"(?:hf://|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)([\w.-]+/[\w.-]+)(?:[/?#].*)?", name
+def _is_model(name: str) -> bool:
+    """Whether a name is that of a model of transformers: a folder that has one, a config.json, or one of the hub."""
+    if name.endswith(".json") or any(os.path.isfile(os.path.join(name, each)) for each in (CONFIG, *TENSORS)):
+        return True
+    named = re.fullmatch(
+        r"(hf://|https?://(www\.)?(huggingface\.co|hf\.co)/)[\w.-]+/[\w.-]+([/?#].*)?|[\w.-]+/[\w.-]+", name
     )
-    hub = address[1] if address is not None else name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
-    if hub is None or name.endswith(".par") or os.path.isdir(os.path.dirname(name)):
-        return
-    folder = hub.partition("/")[2]
-    missing = "" if address is not None else f"cannot write {name}.par: No such file or directory; "
-    raise UsageError(
-        f"{missing}if `{hub}` is a model of the Hugging Face hub, download its {CONFIG}: "
-        f"`hf download {hub} {CONFIG} --local-dir {folder}`, and then `partita init {folder}`"
-    )
+    return named is not None and not name.endswith(".par") and not os.path.isdir(os.path.dirname(name))
 
 
 def _how_to_run(path: Path) -> str:
@@ -106,14 +88,6 @@ def _how_to_run(path: Path) -> str:
     if ranks in NUMBERS:
         return f"`partita run {shown}` trains it {NUMBERS[ranks]}"
     return f"`partita compile {shown}` shows what runs on its {ranks} ranks"
-
-
-def _how_to_import(path: Path, config: Path) -> str:
-    """What a user does next with a model of a config."""
-    shown, where = printable(str(path)), f"runs/{printable(path.stem)}/checkpoints"
-    has_tensors = any(config.with_name(each).is_file() for each in TENSORS)
-    tensors = printable(str(config.parent)) if has_tensors else "TENSORS"
-    return f"`partita checkpoint import {where} {tensors} {shown} --as hf` reads its weights"
 
 
 def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes], next: Callable[[Path], str]) -> None:

@@ -32,7 +32,10 @@ class Axes:
         factors += [factor for dims in solver.pieces.values() for dim in dims for factor in leaves(dim)]
         certain = sorted(dict.fromkeys(factors), key=lambda each: -_best(each)[1])
         for factor in certain:
-            self.names[factor] = self.free([name for name, _ in factor.names.most_common()] or ["part"], factor.size)
+            _, most = _best(factor)
+            # A name with a number is better than one that says something else. People do call a second sequence source.
+            likely = [n for n, votes in factor.names.most_common() if 3 * votes >= most or n == "source"]
+            self.names[factor] = self.free(likely or ["part"], factor.size)
         for value in solver.values:
             if value.op in ("conv", "patches"):
                 self._derive(value)

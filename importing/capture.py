@@ -148,7 +148,7 @@ class _Capturing:
         if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise NotUnderstood(f"an input of kind {spec.kind.name.lower()}")
         changed = spec.target in self.program.graph_signature.buffers_to_mutate.values()
-        if changed or str(spec.target).endswith(KEPT):
+        if changed or str(spec.target).endswith(KEPT) or _is_state(spec, tensor):
             args = {"names": [str(spec.target)], "data": tensor, "trained": False}
             return self._value("buffer", args, tensor, Place())
         return self._constant(str(spec.target), tensor)
@@ -195,6 +195,13 @@ class _Capturing:
         except Exception as error:  # of symbolic shapes, which are no part of torch's interface
             raise NotUnderstood(f"`{op}`: sizes depend on data", place) from error
         return Value(op, args, shape, meta.dtype if tensor else torch.float32, place, self.position)
+
+
+def _is_state(spec: Any, buffer: Tensor) -> bool:
+    """Whether a buffer that is saved waits for what it will be: all of its elements are still the same."""
+    if not spec.persistent or not buffer.is_floating_point() or not buffer.dim() or not buffer.numel():
+        return False
+    return bool((buffer == buffer.flatten()[0]).all())
 
 
 def _names(returned: TreeSpec, name: str = "", depth: int = 0) -> list[tuple[str, int]]:

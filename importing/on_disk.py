@@ -8,24 +8,38 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from torch import nn
+
+PLACES = 10**6  # numbers that stand for formulas
 ENTRY = re.compile(r'([\w.]+(?:,\s+[\w.]+)*) =\s+("[^"]*"(?:,\s+"[^"]*")*) \[([^\]]*)\]')
 
 
-def on_disk(text: str, kind: str) -> str:
-    """A file, given its `model_type`, with other names in `weights hf`. What transformers changes otherwise stays as it
-    is, and importing such weights says which are missing.
+def on_disk(text: str, module: nn.Module) -> str:
+    """A file with other names in `weights hf`, and without those that transformers skips. What it changes otherwise
+    stays as it is, and importing such weights says which are missing.
     """
-    from transformers import conversion_mapping
+    from transformers import conversion_mapping, core_model_loading
 
-    table: Any = conversion_mapping
-    conversions = table.get_checkpoint_conversion_mapping(kind) or []
+    library: Any = conversion_mapping
+    conversions = library.get_model_conversion_mapping(module, add_legacy=False)[::-1]
+    # As transformers saves a model that it has not read.
+    prefixes = getattr(core_model_loading, "PrefixChange", ())
+    renamings = [
+        each.reverse_transform()
+        for each in conversions
+        if not getattr(each, "operations", []) and not isinstance(each, prefixes)
+    ]
     before, start, weights = text.partition("\nweights hf {\n")
 
     def renamed(name: str) -> str:
-        for each in conversions:
-            if not getattr(each, "operations", []):
-                for old, new in zip(each.source_patterns, each.target_patterns, strict=False):
-                    name = name if old.startswith("^") else name.replace(new, old)
+        # Patterns are of names with numbers.
+        formulas = dict(enumerate(re.findall(r"{.*?}", name), PLACES))
+        for number, formula in formulas.items():
+            name = name.replace(formula, str(number), 1)
+        for each in renamings:
+            name, _ = each.rename_source_key(name)
+        for number, formula in formulas.items():
+            name = name.replace(str(number), formula)
         return name
 
     def entry(found: re.Match[str]) -> str:
@@ -38,10 +52,13 @@ def on_disk(text: str, kind: str) -> str:
                 continue
             experts, first, *rest = re.split(r",\s+", dims)
             sizes = first.removeprefix("+ ").split(" + ")
-            if " " in experts:
-                continue
+            outer, *inner = experts.split(" * ")
+            number = outer
+            for axis in inner:
+                (size,) = re.findall(rf"\b{axis} = (\d+)", before)[:1]
+                number = f"{number} * {size} + {axis}"
             own = [
-                f'{one} = "{renamed(name.removesuffix(target) + source.replace("*", f"{{{experts}}}"))}" '
+                f'{one} = "{renamed(name.removesuffix(target) + source.replace("*", f"{{{number}}}"))}" '
                 f"[{', '.join([size, *rest])}]"
                 for one, source, size in zip(ours, each.source_patterns, sizes * len(ours), strict=False)
             ]
@@ -49,4 +66,20 @@ def on_disk(text: str, kind: str) -> str:
         quoted = ", ".join(f'"{renamed(each)}"' for each in (name, *others))
         return f"{found[1]} = {quoted} [{dims}]"
 
-    return before + start + ENTRY.sub(entry, weights)
+    skips = ", ".join(f'"{each}"' for each in _skipped(module))
+    skipped = re.sub(r"}\s*\Z", f"  skip {skips}\n}}\n", weights) if skips else weights
+    return before + start + ENTRY.sub(entry, skipped)
+
+
+def _skipped(module: nn.Module) -> list[str]:
+    """Names of tensors in older folders, with `*` for any text, that transformers does not load into this module."""
+    patterns = {*(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())}
+    # Two that it adds where a module has such buffers (`PreTrainedModel._adjust_missing_and_unexpected_keys`).
+    for each in ("rotary_emb.inv_freq", "position_ids"):
+        patterns |= {f"{each}$"} if any(name.endswith(each) for name, _ in module.named_buffers()) else set()
+    globs = set()
+    for each in patterns:
+        text = re.sub(r"\\d\+|\.\*|\(.*\)", "*", each).replace("\\.", ".")
+        text = ("" if text.startswith("^") else "*") + text.strip("^$") + ("" if text.endswith("$") else "*")
+        globs.add(re.sub(r"\*+", "*", text))
+    return sorted(globs)

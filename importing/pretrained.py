@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from itertools import chain, combinations
+from itertools import chain, combinations, groupby
 from types import MethodType
 from typing import Any
 
@@ -28,8 +28,12 @@ from partita.importing.imported import Imported
 from partita.importing.prove import free_axes
 from partita.importing.rows import in_rows
 
+ADDRESS = re.compile(
+    r"(hf://|https?://(www\.)?(huggingface\.co|hf\.co)/)|(?<=\w)/(tree|blob|resolve)/.*"
+)  # around a name
 BATCH, SEQUENCE = 8, 1024  # of the file
 EXAMPLE = 2, 10  # what is exported, beyond a window
+IMAGE = 64  # rows and columns, where a config says none: of two more at the end of five halvings
 WINDOW = 6  # of attention, in what is exported
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
@@ -40,7 +44,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 @frozen
 class Task:
     """What models of some classes are for: the suffix of these, the arguments of `forward` by the inputs of the file,
-    and settings of the call.
+    the input that logits are compared with (or "" where the model computes its loss), and settings of the call.
     """
 
     suffix: str
@@ -60,7 +64,9 @@ TASKS = (
         {"use_cache": False},
     ),
     Task("ForImageClassification", {"image": "pixel_values"}, "label", {}),
+    Task("CLIPModel", {"tokens": "input_ids", "image": "pixel_values"}, "", {"return_loss": True}),
 )
+CONTINUING = ("ForCausalLM", "LMHeadModel")
 # Where a config names no class, these are asked for one, in this order.
 AUTO = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
 
@@ -69,7 +75,7 @@ AUTO = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION"
 class Pretrained:
     """The modules of a config: the `whole`, one with `few` layers, and a `small` one of these `sizes`. `length` is of
     the sequences of the file, `more` how many iterations of a repeat it has more than that of few layers, and `window`
-    that of its attention, or 0.
+    that of its attention, or 0. `tokenizer` is of text that it learns to continue, or "".
     """
 
     name: str
@@ -80,6 +86,7 @@ class Pretrained:
     more: int
     window: int
     sizes: str
+    tokenizer: str
 
 
 def pretrained(source: str) -> Pretrained:
@@ -97,7 +104,8 @@ def pretrained(source: str) -> Pretrained:
             with in_rows():
                 whole, few = _made(kind, config), _made(kind, narrow if fewer.more is None else shallow)
             _begin_alike(few, whole)
-            small = _reduced(shallow)
+            few_parameters = sum(each.numel() for each in few.parameters()) <= FEW_PARAMETERS
+            small = shallow if few_parameters else _reduced(shallow)
             little = _made(kind, small)
             examples = _example(few, task), _example(little, task)
         except Exception as error:
@@ -107,14 +115,17 @@ def pretrained(source: str) -> Pretrained:
     layers = next((value for key, value in small.to_dict().items() if key in LAYERS), None)
     parameters = sum(each.numel() for each in little.parameters())
     sizes = f"{parameters:,} parameters" if layers is None else f"{layers} layers, {parameters:,} parameters"
-    return Pretrained(
-        config.model_type, whole, *examples, _length(config), fewer.more or 0, max(windows.values(), default=0), sizes
-    )
+    longer, window = fewer.more or 0, max(windows.values(), default=0)
+    tokenizer = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "tokenizer.json")
+    if not os.path.isfile(tokenizer) or task.suffix not in CONTINUING:
+        tokenizer = ""
+    return Pretrained(config.model_type, whole, *examples, _length(config), longer, window, sizes, tokenizer)
 
 
 def _config(source: str) -> Any:
     import transformers
 
+    source = ADDRESS.sub("", source)
     if source.endswith(".json") and not os.path.isfile(source):
         raise refuse("E1205", f"there is no file {shown(source)}")
     if os.path.isdir(source) and not os.path.isfile(os.path.join(source, "config.json")):
@@ -125,7 +136,8 @@ def _config(source: str) -> Any:
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if os.path.exists(source):
             raise refuse("E1205", f"{shown(source)} is no config that transformers knows: {shown(line)}") from error
-        help = f"`hf download {shown(source)} config.json --local-dir model`, then `partita import model`"
+        folder = shown(source.rpartition("/")[2])
+        help = f"`hf download {shown(source)} --local-dir {folder}`, then `partita init {folder}`"
         message = f"{shown(source)} is no folder, no file, and no model that is on this machine; nothing is downloaded"
         raise refuse("E1205", message, help=help) from error
 
@@ -161,21 +173,26 @@ def _example(module: Any, task: Task) -> Example:
 
     def forward(self: nn.Module, **given: Tensor) -> dict[str, Tensor]:
         own = {argument: given[name] for name, argument in task.arguments.items()}
-        logits = inner(self, **own, **task.settings).logits
-        targets = given[task.targets]
+        outputs = inner(self, **own, **task.settings)
+        if not task.targets:
+            return {"logits": outputs.logits_per_text, "loss": outputs.loss}
+        logits, targets = outputs.logits, given[task.targets]
         return {"logits": logits, "loss": F.cross_entropy(logits.flatten(0, -2), targets.flatten())}
 
     vars(module)["forward"] = MethodType(forward, module)
     generator = torch.Generator().manual_seed(0)
-    if "image" in task.arguments:
-        side = getattr(config, "image_size", 32)
-        rows, columns = side if isinstance(side, list | tuple) else (side, side)
-        image = torch.randn((batch, config.num_channels, rows, columns), generator=generator)
-        return Example(module, {"image": image, "label": torch.randint(0, config.num_labels, (batch,))})
     inputs = {}
-    for name in (*task.arguments, task.targets):
-        shape = (batch, length + _window(config) + (3 if name == "source" else 0))
-        inputs[name] = torch.randint(0, config.get_text_config().vocab_size, shape, generator=generator)
+    for name in filter(None, (*task.arguments, task.targets)):
+        if name == "image":
+            seen = getattr(config, "vision_config", config)
+            side = getattr(seen, "image_size", IMAGE)
+            rows, columns = side if isinstance(side, list | tuple) else (side, side)
+            inputs[name] = torch.randn((batch, seen.num_channels, rows, columns), generator=generator)
+        elif name == "label":
+            inputs[name] = torch.randint(0, config.num_labels, (batch,), generator=generator)
+        else:
+            shape = (batch, length + _window(config) + (3 if name == "source" else 0))
+            inputs[name] = torch.randint(0, config.get_text_config().vocab_size, shape, generator=generator)
     return Example(module, inputs)
 
 
@@ -218,8 +235,18 @@ def whole(model: Pretrained, few: Imported) -> Imported:
             number = int(repeats[name])
             longer = longer.replace(f" {name} = {number}", f" {name} = {number + model.more}", 1)
         if not model.more or _has_weights_of(longer, few.text, model):
-            return evolve(few, text=longer)
+            longer = longer.replace("\n  data = random()", f"{_of_text(model)}\n  data = random()", 1)
+            return evolve(
+                few, text=longer.replace("\n  steps = 100\n", "\n  steps = 100\n  checkpoint = every(100)\n", 1)
+            )
     raise refuse("E1202", f"layers of {model.name} cannot be said as repeats of its first ones")
+
+
+def _of_text(model: Pretrained) -> str:
+    if not model.tokenizer or not model.tokenizer.isprintable() or set(model.tokenizer) & set('"\\'):
+        return ""
+    source = f'jsonl("*.jsonl", tokenizer = "{model.tokenizer}", holdout = 5%)'
+    return f"\n  # Text of your own, in the ids of this model:\n  #   {source}"
 
 
 def _has_weights_of(text: str, before: str, model: Pretrained) -> bool:
@@ -241,6 +268,7 @@ def _spec(text: str) -> Spec:
 
 # ------------------------------------------------------------ a small configuration
 
+FEW_PARAMETERS = 300_000  # with which a module is proven as it is
 HEADS, KEY = 4, 8
 LAYERS = (
     "num_hidden_layers",
@@ -284,8 +312,8 @@ def _fewer(values: Mapping[str, Any]) -> Layers:
     counts = {key: values[key] for key in LAYERS if isinstance(values.get(key), int)}
     count = max(counts.values(), default=0)
     lists = {key: value for key, value in values.items() if isinstance(value, list) and len(value) == count > 0}
-    dense = values.get("first_k_dense_replace") or 0
-    kinds = [(i < dense, *(str(each[i]) for each in lists.values())) for i in range(count)]
+    own = values.get("first_k_dense_replace") or int("relative_attention_num_buckets" in values)
+    kinds = [(i < own, *(str(each[i]) for each in lists.values())) for i in range(count)]
     for first in range(count):
         for period in range(1, (count - first) // 2 + 1):
             # Another number than of the first, which are a repeat of their own.
@@ -302,30 +330,40 @@ def _fewer(values: Mapping[str, Any]) -> Layers:
 
 def _reduced(config: Any) -> Any:
     """A small configuration of the same kind: all kinds of layers, the same ratios where they matter."""
-    values = config.to_dict()
+    return _with(config, _small(config.to_dict()))
+
+
+def _small(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a small configuration has otherwise; of its parts as well, such as that of a text."""
     small: dict[str, Any] = {
         key: min(value, SMALL[key]) for key, value in values.items() if key in SMALL and isinstance(value, int)
     }
     heads = [key for key in MOST_HEADS if isinstance(values.get(key), int)]
     for key in heads:
         small[key] = min(values[key], HEADS if values[key] == values[heads[0]] else HEADS // 2)
-    if values.get("query_pre_attn_scalar") == values.get("head_dim"):
-        small["query_pre_attn_scalar"] = KEY
+    if "head_dim" in small and values.get("query_pre_attn_scalar") == values["head_dim"]:
+        small["query_pre_attn_scalar"] = small["head_dim"]
     if "expand" in values and "num_heads" in values:  # of Mamba-2
-        small["num_heads"] = values["expand"] * small["hidden_size"] // KEY
+        small["num_heads"] = values["expand"] * small["hidden_size"] // small["head_dim"]
         small |= {"n_groups": min(values["n_groups"], 2), "state_size": min(values["state_size"], 12)}
+    if isinstance(values.get("n_group"), int):
+        small["n_routed_experts"] = 2 * small["n_group"]
     if "qk_rope_head_dim" in values:
         small |= {"head_dim": SMALL["qk_rope_head_dim"], "qk_head_dim": 12}
     if isinstance(values.get("hidden_sizes"), list):
-        small["hidden_sizes"] = [16 * (i + 1) for i in range(len(values["hidden_sizes"]))]
-    if isinstance(values.get("patch_size"), int):
+        # All by one factor: widths that are the same at several places stay so.
+        factor = max(min(values["hidden_sizes"]) // 16, 1)
+        small |= {"hidden_sizes": [each // factor for each in values["hidden_sizes"]], "image_size": IMAGE}
+        small["embedding_size"] = values.get("embedding_size", factor) // factor
+    elif isinstance(values.get("patch_size"), int):
         small |= {"patch_size": 4, "image_size": 12}
     for key in (each for each in values if each.endswith("_token_id") and isinstance(values[each], int)):
         small[key] = min(values[key], small.get("vocab_size", values[key] + 1) - 1)
     rope = values.get("rope_parameters") or {}
     if any(key in rope for key in SCALED):
         small["rope_parameters"] = {k: v[: KEY // 2] if k in SCALED else v for k, v in rope.items()}
-    return _with(config, small)
+    parts = {key: each for key, each in values.items() if isinstance(each, dict) and "model_type" in each}
+    return small | {key: each | _small(each) for key, each in parts.items()}
 
 
 def _with(config: Any, settings: Mapping[str, Any]) -> Any:
@@ -344,4 +382,18 @@ def _skeleton(text: str) -> list[str]:
     body = re.sub(r"\A(axis|const) .*?\n\n(const .*?\n\n)?", "", text, flags=re.DOTALL)
     words = re.sub(r"(?<![\w.])\d[\d_.]*(e-?\d+)?", "#", " ".join(body.split()))
     words = re.sub(r"\blayers(_\d+)?\b", "layers", words)
-    return re.split(r"(?= (?:let|param|loss|output|block|model|return|repeat) )", words)
+    lines = re.split(r"(?= (?:let|param|loss|output|block|model|return|repeat) )", words)
+    # What parameters begin with, and so which of them stand in one line, depends on widths.
+    single = chain.from_iterable(_declared(each) or [each] for each in lines)
+    runs = groupby(single, lambda each: each.startswith(" param "))
+    return [each for declared, own in runs for each in (sorted(own) if declared else own)]
+
+
+def _declared(line: str) -> list[str]:
+    """The declarations of parameters in a line, one by one, without what they begin with."""
+    names, _, rest = line.removeprefix(" param ").partition(": ")
+    return (
+        [f" param {each}: {rest.partition(' ~ ')[0]}" for each in names.split(", ")]
+        if line.startswith(" param ")
+        else []
+    )

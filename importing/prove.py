@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import chain
@@ -86,7 +86,7 @@ def prove(
         imported.write(path)
         _same_dropout(path, imported)
         for number, candidates in enumerate(variants(imported, free)):
-            redraw(module, number)
+            redraw(module, number, buffers_of(imported))
             for chosen in candidates:
                 given = drawn(imported, inputs, chosen, number)
                 if given is None or chosen in sizes:
@@ -172,8 +172,13 @@ def _is_valid(path: Path, sizes: Mapping[str, int]) -> bool:
     return load(path, [f"{axis}={size}" for axis, size in sizes.items()])[0] is not None
 
 
-def redraw(module: nn.Module, seed: int) -> None:
-    """Draw all parameters of a module, and what its batch norms keep."""
+def buffers_of(imported: Imported) -> set[str]:
+    """The names of buffers of the module that are buffers of the file."""
+    return {name for value in imported.program.solver.values if value.op == "buffer" for name in value.args["names"]}
+
+
+def redraw(module: nn.Module, seed: int, buffers: Collection[str]) -> None:
+    """Draw all parameters of a module, and the buffers of these names."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -181,7 +186,7 @@ def redraw(module: nn.Module, seed: int) -> None:
                 torch.randn(parameter.shape, generator=generator) * DEVIATION + (0.5 if parameter.dim() == 1 else 0)
             )
         for name, buffer in module.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
+            if name in buffers and buffer.is_floating_point():
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
 
 

@@ -47,6 +47,7 @@ class Body:
     taken: set[str] = Factory(set)
     read: Counter[Value] = Factory(Counter)  # how often each parameter is
     outputs: list[str] = Factory(list)
+    computed: set[Value] | None = None
     shared: dict[str, tuple[str, str]] = Factory(dict)  # modules that are called several times → name, and block
 
     def lookup(self, value: Value) -> Said | None:
@@ -62,6 +63,14 @@ class Body:
         while body is not None:
             yield body
             body = body.parent if body.kind == "repeat" else None
+
+    @property
+    def inside(self) -> set[Value] | None:
+        """What the block around computes; None in the model."""
+        block = list(self.around())[-1]
+        if block.kind == "block" and block.computed is None:
+            block.computed = {each for scope in block.scopes for each in scope.values}
+        return block.computed
 
     def is_free(self, name: str) -> bool:
         """Whether nothing is called so here, nor around a repeat."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import chain
 from math import prod
+from string import ascii_lowercase
 
 import torch
 
@@ -208,8 +210,14 @@ class File:
     def defined(self, wanted: str, head: str, inner: Body) -> str:
         """The name of a block with this text."""
         text = f"({head}) {{\n{inner.text}\n}}"
-        name, count = wanted, 2
-        while self.blocks.get(name, text) != text or name in self.axes.sizes or name in self.declared:
-            name, count = f"{wanted}_{'abcdefghijklmnop'[count - 1]}", count + 1
+        letters = (
+            f"{wanted}_{first}{last}" for first in ("", *ascii_lowercase) for last in ascii_lowercase[not first :]
+        )
+        names = chain([wanted], letters)
+        name = next(
+            each
+            for each in names
+            if self.blocks.get(each, text) == text and each not in self.axes.sizes and each not in self.declared
+        )
         self.blocks[name] = text
         return name

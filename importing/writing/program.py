@@ -170,7 +170,7 @@ class Program:
         wanted = valid(wanted)
         for name in (wanted, "h", "y", "z", *(f"{wanted}_{n}" for n in range(2, 100))):
             old = body.bound.get(name)
-            mine = name in body.bound and (old is None or self._is_read_after(old, value))
+            mine = name in body.bound and (old is None or self._is_read_after(old, value, body))
             outer = name not in body.bound and any(name in each.bound for each in list(body.around())[1:])
             if (
                 not mine
@@ -181,14 +181,17 @@ class Program:
                 return name
         raise AssertionError("there are names enough")
 
-    def _is_read_after(self, value: Value, made: Value) -> bool:
-        """Whether something that is still to be written reads a value."""
+    def _is_read_after(self, value: Value, made: Value, body: Body) -> bool:
+        """Whether something that is still to be written in a block, or in the model, reads a value."""
+        inside = body.inside
         waiting, met = [value], {value}
         while waiting:
             for reader in self.tree.readers(waiting.pop()):
                 if reader in met:
                     continue
                 met.add(reader)
+                if inside is not None and reader not in inside and value not in inside:
+                    continue
                 if reader not in self.tree.place or self.tree.place[reader] > self.tree.place.get(made, -1):
                     return True
                 if reader not in self.kept:
@@ -311,15 +314,20 @@ class Program:
     def _layers_of(self, run: list[Scope], body: Body) -> None:
         """Layers as repeats where they are alike, and one after the other where they are not."""
         handed = self._handed_on(run)
-        if handed is None:
-            self._one_by_one(run, body)
+        if handed is None:  # such as where the first makes what all others read
+            start = next((i for i in range(1, len(run) - 1) if self._handed_on(run[i:]) is not None), len(run))
+            self._one_by_one(run[:start], body)
+            if start < len(run):
+                self._layers_of(run[start:], body)
             return
         texts = self._bodies(run, handed, body)
         count = len(run)
-        period = next(
-            p for p in range(1, count + 1) if count % p == 0 and all(texts[i] == texts[i % p] for i in range(count))
-        )
-        if period == count:
+        period = next(p for p in range(1, count + 1) if all(texts[i] == texts[i % p] for i in range(count)))
+        if 2 * period <= count and (rest := count % period):
+            self._repeat(run[:-rest], handed[:-rest], period, body)
+            self._layers_of(run[-rest:], body) if rest > 1 else self._one_by_one(run[-rest:], body)
+            return
+        if 2 * period > count:
             longest = _longest_alike(texts)
             if longest is None:
                 self._one_by_one(run, body)
@@ -385,7 +393,9 @@ class Program:
             for name in (wanted, "x", "y", "h", *(f"{wanted}_{k}" for k in range(2, 100))):
                 old = body.bound.get(name)
                 free = (
-                    name not in body.bound or old is first or (old and not self._is_read_after(old, run[0].values[0]))
+                    name not in body.bound
+                    or old is first
+                    or (old and not self._is_read_after(old, run[0].values[0], body))
                 )
                 if free and name not in chosen and name not in body.taken:
                     chosen.append(name)

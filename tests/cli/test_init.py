@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from partita.cli import extras
 from partita.cli.init import starter_names
 from partita.cli.main import main
 from partita.dsl.load import load
@@ -81,7 +83,7 @@ def test_nothing_is_overwritten(there: str, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing/first", "cannot write missing/first.par: No such file or directory"),
+        ("missing/there/first", "cannot write missing/there/first.par: No such file or directory"),
         ("", "missing file name"),
         (".", "missing file name"),
         ("..", "missing file name"),
@@ -96,10 +98,6 @@ def test_a_name_that_is_none(name: str, message: str, capsys: pytest.CaptureFixt
     assert list(Path().iterdir()) == []
 
 
-HUB = "if `Qwen/Qwen3-0.6B` is a model of the Hugging Face hub, download its config.json: "
-HUB += "`hf download Qwen/Qwen3-0.6B config.json --local-dir Qwen3-0.6B`, and then `partita init Qwen3-0.6B`"
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -110,9 +108,12 @@ HUB += "`hf download Qwen/Qwen3-0.6B config.json --local-dir Qwen3-0.6B`, and th
     ],
 )
 def test_a_model_of_the_hub_is_to_be_downloaded(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
     for more in ([], ["-o", "qwen.par"]):
-        assert main(["init", name, *more]) == 2
-        assert capsys.readouterr().err.endswith(f"{HUB}\n")
+        assert main(["init", name, *more]) == 1
+        err = capsys.readouterr().err
+        assert "error[E1205]: Qwen/Qwen3-0.6B is no folder, no file, and no model that is on this machine" in err
+        assert "help: `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`, then `partita init Qwen3-0.6B`" in err
     assert list(Path().iterdir()) == []
 
 
@@ -121,20 +122,30 @@ def test_a_file_in_no_folder_is_no_model(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "partita: cannot write Qwen/first.par: No such file or directory\n"
 
 
-def test_what_a_config_is_taken_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "nosuch/config.json"]) == 1
-    err = capsys.readouterr().err
-    assert "error[E0001]: cannot read nosuch/config.json: No such file or directory\n" in err
-    assert "help: it is taken for the config.json of a model of Hugging Face" in err
-
-
-def test_a_folder_of_tensors_alone(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nosuch/config.json", "there is no file nosuch/config.json"),
+        ("theirs", "theirs has no config.json, which says what a model is"),
+    ],
+)
+def test_there_is_no_config(name: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
     Path("theirs").mkdir()
     Path("theirs/model.safetensors").touch()
-    assert main(["init", "theirs"]) == 2
+    assert main(["init", name]) == 1
+    assert f"error[E1205]: {told}" in capsys.readouterr().err
+
+
+def test_transformers_or_torch_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["init", "config.json"]) == 1
+    assert "help: `pip install transformers`" in capsys.readouterr().err
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    assert main(["init", "config.json"]) == 2
     assert (
-        capsys.readouterr().err
-        == "partita: theirs has the tensors of a model, and no config.json, which says what they are\n"
+        "a model of transformers needs torch, numpy, safetensors: pip install 'partita[run]'" in capsys.readouterr().err
     )
 
 
@@ -182,7 +193,7 @@ def test_a_starter_replaces_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "missing file name"),
-        (["--from", "mlp", "-o", "x.par"], "--output and --ignore are for a config.json"),
+        (["--from", "mlp", "-o", "x.par"], "--output is for a model of transformers"),
     ],
 )
 def test_a_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

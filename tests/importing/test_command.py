@@ -99,9 +99,10 @@ def test_a_model_of_transformers_without_memory(folder: Path, capsys: pytest.Cap
     pytest.importorskip("transformers")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert main(["import", ".", "-o", "llama"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first == "llama.par: 2 blocks, 32 layers, 8.0 B parameters; weights `hf` for 291 tensors"
     assert second.startswith("equal to the module at small sizes, 3 layers, ")
+    assert third == "its weights: `partita checkpoint import runs/llama/checkpoints TENSORS llama.par --as hf`"
     text = (folder / "llama.par").read_text()
     assert "layers = 32" in text
     assert "vocab = 128" in text

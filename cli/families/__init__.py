@@ -1,1 +1,0 @@
-"""Files for models of Hugging Face: what `partita init CONFIG.json` writes for the families that it knows."""
