@@ -40,16 +40,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("vit", {"layer_norm_eps": 0.02, "patch_size": 4}),
     ("resnet", {"embedding_size": 12, "depths": [3, 2, 4, 2]}),
 ]
-ALWAYS = (VARIANTS[0], next(each for each in VARIANTS if each[0] == "gpt2"))
-CASES = [each for case in VARIANTS for each in ([case] if case in ALWAYS else soak(case))]
 
 
 def shown(value: object) -> str:
     return value if isinstance(value, str) else "-".join(value) if isinstance(value, dict) else ""
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "changes"), CASES, ids=shown)
+@pytest.mark.parametrize(("name", "changes"), soak(*VARIANTS), ids=shown)
 def test_weights_come_in_and_go_out(
     name: str,
     changes: dict[str, Any],
