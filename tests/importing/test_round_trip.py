@@ -64,7 +64,7 @@ def test_weights_of_transformers_go_round(family: str, tmp_path: Path, monkeypat
     assert main(["import", "theirs", "-o", "model"]) == 0
     file, run = Path("model.par"), "runs/model/checkpoints"
     text = file.read_text().replace("\ntrain {", f"{LAYOUT}\ntrain {{\n  layout = stages\n  schedule = turns", 1)
-    file.write_text(text.replace("steps = 100", "steps = 5\n  checkpoint = every(5)"))
+    file.write_text(text.replace("= 100\n  checkpoint = every(100)", "= 5\n  checkpoint = every(5)"))
     assert main(["checkpoint", "import", run, "theirs", "model.par", "--as", "hf"]) == 0
     overrides = ("seq=16", "batch=4")
     assert command("run", "model.par", *overrides).returncode == 0
