@@ -27,6 +27,9 @@ FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
 # Files whose lines are not of a module.
 NOT_THEIRS = ("/torch/", os.path.join(os.path.dirname(__file__), ""))
 # Buffers that training changes, if not this call.
+# Of a tensor these read its shape alone.
+FILLED = [getattr(torch.ops.aten, f"{each}_like") for each in ("zeros", "ones", "full")]
+FILLED += [getattr(torch.ops.aten, f"new_{each}") for each in ("zeros", "ones", "full")]
 KEPT = ("running_mean", "running_var")
 
 
@@ -180,9 +183,11 @@ class _Capturing:
         value = self._value(name.removeprefix("aten."), given, node.meta.get("val"), place)
         value.defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
         drawn = "rand" in name or "dropout" in name or "bernoulli" in name
-        if not drawn and all(each.constant is not None for each in value.inputs):
+        filled = target.overloadpacket in FILLED and all(each is args[0] for each in value.inputs)
+        if not drawn and (filled or all(each.constant is not None for each in value.inputs)):
+            own = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:]) if filled else _elements(args)
             with torch.no_grad():
-                result = target(*_elements(args), **_elements(kwargs))
+                result = target(*own, **_elements(kwargs))
             value.constant = result if isinstance(result, Tensor) else None
             value.results = None if isinstance(result, Tensor) else result
         return value

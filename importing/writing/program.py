@@ -186,11 +186,14 @@ class Program:
         inside = body.inside
         waiting, met = [value], {value}
         while waiting:
-            for reader in self.tree.readers(waiting.pop()):
+            each = waiting.pop()
+            for reader in self.tree.readers(each):
                 if reader in met:
                     continue
                 met.add(reader)
-                if inside is not None and reader not in inside and value not in inside:
+                if inside is not None and reader not in inside:
+                    if each in inside:  # which a block returns at its end
+                        return True
                     continue
                 if reader not in self.tree.place or self.tree.place[reader] > self.tree.place.get(made, -1):
                     return True

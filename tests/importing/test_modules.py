@@ -28,6 +28,7 @@ LOSS = "cross_entropy(logits, label)"
         (modules.dropped, modules.tokens, None, 36, 0),
         (modules.MLP, modules.rows, LOSS, 4, 0),
         (modules.Convolutions, modules.images, None, 10, 4),
+        (modules.Moving, modules.rows, LOSS, 10, 0),
     ],
 )
 def test_a_file_is_equal_to_its_module(
