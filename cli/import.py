@@ -47,8 +47,6 @@ def _axes(text: str) -> tuple[str, list[str]]:
 @command("import", add_arguments, "from-torch", "from_torch")
 def run(arguments: argparse.Namespace) -> None:
     """Write the file. Raises Refused (E1201 to E1205), and UsageError if the file exists or cannot be written."""
-    if arguments.output is not None:
-        check_free(target(arguments.output))
     if ATTRIBUTE.fullmatch(arguments.source) and not os.path.exists(arguments.source):
         _of_python(arguments)
         return
@@ -62,6 +60,8 @@ def _of_python(arguments: argparse.Namespace) -> None:
     """Import a module that a function returns."""
     from partita.importing.from_torch import example_of, file_of, proven
 
+    if arguments.output is not None:
+        check_free(target(arguments.output))
     if arguments.example is None:
         raise UsageError(
             "a module needs example inputs: `--example MODULE:FUNCTION`, which returns a dictionary of them"

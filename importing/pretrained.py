@@ -28,9 +28,8 @@ from partita.importing.imported import Imported
 from partita.importing.prove import free_axes
 from partita.importing.rows import in_rows
 
-ADDRESS = re.compile(
-    r"(hf://|https?://(www\.)?(huggingface\.co|hf\.co)/)|(?<=\w)/(tree|blob|resolve)/.*"
-)  # around a name
+# What stands around a name on the hub.
+ADDRESS = re.compile(r"(hf://|https?://(www\.)?(huggingface\.co|hf\.co)/)|(?<=\w)/(tree|blob|resolve)/.*")
 BATCH, SEQUENCE = 8, 1024  # of the file
 EXAMPLE = 2, 10  # what is exported, beyond a window
 IMAGE = 64  # rows and columns, where a config says none: of two more at the end of five halvings
@@ -104,8 +103,8 @@ def pretrained(source: str) -> Pretrained:
             with in_rows():
                 whole, few = _made(kind, config), _made(kind, narrow if fewer.more is None else shallow)
             _begin_alike(few, whole)
-            few_parameters = sum(each.numel() for each in few.parameters()) <= FEW_PARAMETERS
-            small = shallow if few_parameters else _reduced(shallow)
+            is_small = sum(each.numel() for each in few.parameters()) <= FEW_PARAMETERS
+            small = shallow if is_small else _reduced(shallow)
             little = _made(kind, small)
             examples = _example(few, task), _example(little, task)
         except Exception as error:
