@@ -61,7 +61,7 @@ class Readers:
         if value.type.dtype not in INTEGERS:
             return None
         axes = []
-        for each in self.readers.get(value, ()):
+        for each in self._indexing(value):
             node, position = each.node, each.position
             ids = node.op.ids([operand.type for operand in node.inputs])
             if ids is not None and ids[0] == position:
@@ -76,8 +76,15 @@ class Readers:
         """The ids of an integer input that stand for none where it is an index."""
         if value.type.dtype not in INTEGERS:
             return ()
-        ids = {each.node.op.ignored for each in self.readers.get(value, ())}
+        ids = {each.node.op.ignored for each in self._indexing(value)}
         return tuple(sorted(each for each in ids if each is not None))
+
+    def _indexing(self, value: Value) -> Iterator[Reader]:
+        """The readers of integers, wherever these are moved to: with others in a `concat`, say."""
+        for each in self.readers.get(value, ()):
+            yield each
+            if each.node.op.rearranges:
+                yield from self._indexing(each.node.output)
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""

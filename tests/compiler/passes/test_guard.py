@@ -83,6 +83,21 @@ def test_only_what_the_data_is_checked_for_goes_unguarded(loss: str, guarded: bo
     assert all(each.limit is None and not each.ignored for each in graph.inputs if each.name == "z")
 
 
+def test_ids_that_are_joined_to_others_index_as_these_do():
+    text = """
+    axis batch = 4, one = 1, two = 2, vocab = 4, embed = 3
+    model m(y: i64[batch]) {
+      param table: [vocab, embed] ~ ones()
+      let ids = concat(expand(y, one), zeros_like(expand(y, one)), [one, one] -> two)
+      let logits = dot(embedding(maximum(ids, 0), table, over = vocab), table, over = embed)
+      loss cross_entropy(logits, ids, over = vocab, ignore = -1)
+    }
+    train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
+    """
+    (y,) = compile_spec(checked(text, "joined.par")).placed.inputs
+    assert (str(y.limit), y.ignored) == ("vocab=4", (-1,))
+
+
 def test_what_counts_ids_has_names_of_its_own():
     text = TEXT.replace("param short", "param less, greater_equal: [few, embed] ~ ones()\n  param short")
     text = text.format(ids="y + 2").replace("loss ", "loss mean(less + greater_equal) + ")
