@@ -31,7 +31,7 @@ from tests.files import ROOT, SPECS
 from tests.runtime.fake_gpu.test_ranks import right
 from tests.runtime.own import written
 from tests.zoo.against import random_batches
-from tests.zoo.layouts import FILES, draw
+from tests.zoo.layouts import FILES, INDIVISIBLE, draw
 
 STEPS = 4
 USUAL = ["mlp", "resnet", "dlrm", "clip", "gpt2", "mixtral"]
@@ -101,7 +101,7 @@ def alone(path: Path, *overrides: str) -> Spec:
     added = f"""
 mesh alone(data = 1)
 layout whole on alone {{ shard batch -> data }}
-schedule in_turn = one_f_one_b(microbatches = {1 if path.stem in ("clip", "resnet") else 2})
+schedule in_turn = one_f_one_b(microbatches = {1 if path.stem in INDIVISIBLE else 2})
 """
     chosen = (
         "layout=whole",

@@ -20,6 +20,7 @@ from partita.runtime.verification.verify import Outcome, verify
 from tests.files import SPECS
 from tests.marks import soak
 from tests.zoo.clicks import PATH, clicks
+from tests.zoo.layouts import INDIVISIBLE
 
 ZOO = SPECS / "zoo"
 FILES = sorted(ZOO.glob("*.par"))
@@ -29,8 +30,6 @@ NAMES = [path.stem for path in FILES]
 TENSOR = ("groups", "heads", "ffn", "experts", "channels", "inner", "vocab", "tables", "mid1", "mid2", "mid3", "mid4")
 # Axes whose positions may stand in zigzag order, likewise.
 ORDERED = ("seq", "height", "nodes", "channels", "features", "ffn")
-# What needs the whole batch at once cannot be split into microbatches.
-WHOLE_BATCH = frozenset({"clip", "moco", "resnet", "sam", "siamese"})
 # Steps of training until the loss has fallen, if more than usual.
 USUAL_STEPS = 24
 STEPS = {"resnet": 48, "moco": 60}  # by SGD with a rate of 0.1, whose losses go up and down
@@ -90,7 +89,7 @@ def laid_out(path: Path, layout: str) -> spec.Spec:
     mesh = ", ".join(f"{axis} = 2" for axis in ("data", "pipe", "tensor") if f"-> {axis}" in text)
     if not mesh:
         pytest.skip("it has nothing that this layout splits")
-    count = 1 if path.stem in WHOLE_BATCH else 2
+    count = 1 if path.stem in INDIVISIBLE else 2
     more = f"\nmesh _zoo({mesh})\nlayout _zoo on _zoo {{\n  {text}\n}}\n"
     more += f"schedule _zoo = one_f_one_b(microbatches = {count})\n"
     overrides = ("layout=_zoo", "schedule=_zoo")

@@ -128,10 +128,11 @@ def test_what_a_device_has_not_done_is_said_once_it_stands_still(tmp_path: Path,
 def test_operations_that_are_not_done_are_named_by_torch():
     """Gloo's, of which torch does not say when they are: the line is that of NCCL's."""
     code = (
-        "import torch; from torch import distributed as d; from partita.runtime.transports.nccl import undone;"
+        "import torch; from torch import distributed as d;"
+        "from partita.runtime.transports.nccl import pending_operations;"
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1);"
         "d.new_group([0], group_desc='the axis `tensor`').allreduce([torch.ones(4, 5)]).wait();"
-        "print(undone())"
+        "print(pending_operations())"
     )
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
