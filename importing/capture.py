@@ -6,7 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from traceback import extract_tb
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import TreeSpec
 
+from partita.importing.draws import is_draw, is_dropping
 from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
 from partita.importing.normal.arguments import known
 from partita.importing.substitutes import exported
@@ -45,7 +46,7 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
         program = program.run_decompositions(_decompositions())
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
-    captured = _Capturing(program).captured()
+    captured = _Capturing(program, _names_of(module)).captured()
     lower = {name.lower(): name for name in inputs}  # as a graph has names
     for value in captured.inputs:
         value.args["name"] = lower.get(value.args["name"], value.args["name"])
@@ -92,13 +93,13 @@ def _frames(error: Exception) -> tuple[Line, ...]:
 
 
 class _Capturing:
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        self.program = program
+    def __init__(self, program: torch.export.ExportedProgram, names: Mapping[str, list[str]]) -> None:
+        self.program, self.names = program, names
         self.result = Captured()
         self.specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         self.state: dict[str, Any] = {**program.constants, **program.state_dict}
         self.parameters: dict[tuple[int, tuple[int, ...]], Value] = {}
-        self.position = 0
+        self.position = self.draws = 0
 
     def captured(self) -> Captured:
         returned = self._walk()
@@ -142,19 +143,25 @@ class _Capturing:
             key = (tensor.data_ptr(), tuple(tensor.shape))
             tied = self.parameters.get(key)
             if tied is not None:
-                tied.args["names"].append(str(spec.target))
+                names = tied.args["names"]
+                names += [each for each in self._every_name(spec) if each not in names]
                 return tied
             trained = self.state[str(spec.target)].requires_grad
-            args = {"names": [str(spec.target)], "data": tensor, "trained": trained}
+            args = {"names": self._every_name(spec), "data": tensor, "trained": trained}
             self.parameters[key] = self._value("parameter", args, tensor, Place())
             return self.parameters[key]
         if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise NotUnderstood(f"an input of kind {spec.kind.name.lower()}")
         changed = spec.target in self.program.graph_signature.buffers_to_mutate.values()
         if changed or str(spec.target).endswith(KEPT) or _is_state(spec, tensor):
-            args = {"names": [str(spec.target)], "data": tensor, "trained": False}
+            args = {"names": self._every_name(spec), "data": tensor, "trained": False}
             return self._value("buffer", args, tensor, Place())
         return self._constant(str(spec.target), tensor)
+
+    def _every_name(self, spec: Any) -> list[str]:
+        """The names under which the module saves a tensor, first that of the graph."""
+        own = str(spec.target)
+        return [own, *(name for name in self.names.get(own, ()) if name != own)]
 
     def _constant(self, name: str, tensor: Tensor) -> Value:
         value = self._value("constant", {"name": name}, tensor, Place())
@@ -182,7 +189,10 @@ class _Capturing:
         given.update(kwargs)
         value = self._value(name.removeprefix("aten."), given, node.meta.get("val"), place)
         value.defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
-        drawn = "rand" in name or "dropout" in name or "bernoulli" in name
+        drawn = torch.Tag.nondeterministic_seeded in target.tags or "dropout" in name
+        if is_draw(value.op) and not is_dropping(value.op):
+            value.args["number"] = self.draws
+            self.draws += 1
         filled = target.overloadpacket in FILLED and all(each is args[0] for each in value.inputs)
         if not drawn and (filled or all(each.constant is not None for each in value.inputs)):
             own = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:]) if filled else _elements(args)
@@ -202,6 +212,15 @@ class _Capturing:
         return Value(op, args, shape, meta.dtype if tensor else torch.float32, place, self.position)
 
 
+def _names_of(module: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter and buffer of a module that has several, by each of them."""
+    found: dict[Tensor, list[str]] = {}
+    named = (module.named_parameters, module.named_buffers)
+    for name, tensor in chain.from_iterable(each(remove_duplicate=False) for each in named):
+        found.setdefault(tensor, []).append(name)
+    return {name: names for names in found.values() if len(names) > 1 for name in names}
+
+
 def _is_state(spec: Any, buffer: Tensor) -> bool:
     """Whether a buffer that is saved waits for what it will be: all of its elements are still the same."""
     if not spec.persistent or not buffer.is_floating_point() or not buffer.dim() or not buffer.numel():
@@ -215,6 +234,7 @@ def _names(returned: TreeSpec, name: str = "", depth: int = 0) -> list[tuple[str
         return [(name, depth)]
     children: Sequence[TreeSpec] = returned.children()
     keys = returned.context if isinstance(returned.context, list) else getattr(returned.context, "_fields", None)
+    keys = keys[0] if keys and isinstance(keys[0], list) else keys  # of a dataclass, whose others are None
     own = [str(key) for key in keys] if keys is not None else [name] * len(children)
     return [each for key, child in zip(own, children, strict=True) for each in _names(child, key, depth + 1)]
 

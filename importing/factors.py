@@ -60,7 +60,7 @@ def leaves(dim: Iterable[Factor]) -> list[Factor]:
 
 
 # Operations of torch that draw random numbers.
-DRAWN = re.compile(r"rand|normal|bernoulli|multinomial|uniform|exponential")
+DRAWN = re.compile(r"rand|multinomial|poisson|binomial|cauchy|geometric")
 
 
 def _refined(factor: Factor, sizes: Sequence[int]) -> None:
@@ -120,7 +120,7 @@ class Solver:
             return self.fresh(value.shape)
         rule = RULES.get(value.op)
         if rule is None and DRAWN.match(value.op):
-            raise value.refuse("random numbers are drawn, and never the same: give them to `forward` as an input")
+            raise value.refuse("random numbers are drawn that the language cannot draw: give them to `forward`")
         if value.op == "batch_statistic":
             raise value.refuse("a batch norm that is called several times, whose statistics follow each other")
         if rule is None:

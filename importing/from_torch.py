@@ -8,13 +8,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import is_dataclass
 from io import StringIO
 from traceback import extract_tb
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.importing.graph import NotUnderstood
@@ -96,7 +97,10 @@ def example_of(module: object, inputs: object, loss: str | None = None) -> Examp
         raise refuse("E1201", f"`forward` of the module takes no `{shown(strange[0])}`", help=help)
     try:
         with torch.no_grad(), quiet(), restored(module):
-            results = tree_leaves(module(**inputs))
+            returned = module(**inputs)
+            if is_dataclass(returned) and type(returned) not in SUPPORTED_NODES:
+                torch.export.register_dataclass(type(returned))
+            results = tree_leaves(returned)
     except Refused:
         raise
     except Exception as error:

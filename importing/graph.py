@@ -135,8 +135,17 @@ def number(x: Any) -> float | int | None:
     if isinstance(x, Value) and x.constant is not None and x.constant.numel() and x.dtype != torch.bool:
         first = x.constant.flatten()[0]
         if bool((x.constant == first).all()):
-            return first.item()
+            return first.item() if x.args.get("name") else shortest(first)
     return None
+
+
+def shortest(element: Tensor) -> float | int:
+    """The number that was written, of which a computed element in f32 is the nearest."""
+    exact: float | int = element.item()
+    if element.dtype != torch.float32 or exact != exact:
+        return exact
+    texts = (float(f"{exact:.{digits}g}") for digits in range(1, 10))
+    return next((each for each in texts if torch.tensor(each, dtype=torch.float32) == element), exact)
 
 
 def is_op(x: Any, *ops: str) -> TypeGuard[Value]:
@@ -241,6 +250,7 @@ class Captured:
     names: list[str] = Factory(list)  # of the outputs
     depths: list[int] = Factory(list)  # in how many lists and dictionaries these are
     updates: dict[str, Value] = Factory(dict)  # of buffers, by their names
+    lengths_fixed: bool = False  # whether numbers follow other sizes than that of the batch, by no formula
 
     @property
     def loss(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partita.importing import rules
 from partita.importing.capture import capture
 from partita.importing.factors import RULES, Solver
-from partita.importing.graph import Captured, NotUnderstood, Value, number, rewritten
+from partita.importing.graph import FLOATS, Captured, NotUnderstood, Value, number, order, rewritten
 from partita.importing.normal import layers, pointwise, products, recurrence, reductions, views
 from partita.importing.normal.arguments import normal
 from partita.importing.normal.views import expanded
@@ -28,6 +28,7 @@ from partita.importing.writing.tree import VIEWS
 
 # What registers operations.
 REGISTERED = (rules, layers, pointwise, products, recurrence, reductions, views)
+WHOLE = ("equal", "not_equal", "floor", "round")  # functions that tell a number from one that is almost the same
 
 
 @frozen(eq=False)
@@ -69,8 +70,10 @@ def imported(
     `axes`: names of the dimensions of inputs. Raises NotUnderstood.
     """
     graph = capture(module, inputs)
-    sized(module, inputs, graph)
-    graph.outputs = understood(graph.outputs, scalings(module))
+    twin, scaled = sized(module, inputs, graph), scalings(module)
+    graph.outputs = understood(graph.outputs, scaled)
+    if twin is not None:
+        _with_twins(graph.outputs, twin.outputs, scaled)
     solver = Solver(graph.outputs)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     inlined: set[str] = set()
@@ -88,7 +91,21 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
     outputs = rewritten(outputs, [Once()])
     outputs = rewritten(outputs, patterns(scaled))
     outputs = split_projections(outputs)
+    for value in order(outputs):
+        whole = value.op == "cast" and value.dtype not in (*FLOATS, torch.bool)
+        if (whole or value.args.get("function") in WHOLE) and any(map(pointwise.kept_share, value.inputs)):
+            raise value.refuse(
+                "zeros and ones that are drawn are rounded here: `torch.rand_like(x) < p` draws them exactly"
+            )
     return rewritten(outputs, [_folded])
+
+
+def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:
+    """Say of each value the shape that it has where inputs are larger, if both are made of the same operations."""
+    ours, theirs = order(outputs), order(understood(others, scaled))
+    if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
+        for value, twin in zip(ours, theirs, strict=True):
+            value.twin = twin.shape
 
 
 class Once:

@@ -2,7 +2,7 @@
 
 Two links: the module as it is, in f32, against its exported graph in f64, whose constants are made exact; and that
 graph against the file. All weights are drawn anew, and ids repeat, at several sizes, among them the example's. Dropout
-has the rate 0 on both sides.
+has the rate 0 on both sides, and samples are the same.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from partita.compiler.ops.attend import Attend
@@ -30,6 +29,7 @@ from partita.compiler.verify.proxy import single
 from partita.dsl.load import load
 from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
+from partita.importing.draws import Draws
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
 from partita.importing.patterns.constants import progression_of, rounded
@@ -84,11 +84,12 @@ def prove(
     with restored(module), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.par"
         imported.write(path)
+        path.write_text(_given(path.read_text()))
         _same_dropout(path, imported)
         for number, candidates in enumerate(variants(imported, free)):
             redraw(module, number, buffers_of(imported))
-            for chosen in candidates:
-                given = drawn(imported, inputs, chosen, number)
+            for chosen, ignored in product(candidates, (True, False)):
+                given = drawn(imported, inputs, chosen, number, ignored)
                 if given is None or chosen in sizes:
                     continue
                 if _runs(module, given) and (not number or _is_valid(path, chosen)):
@@ -144,6 +145,8 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
             if len(names) == 1:
                 found.setdefault(names[0], []).append((value.args["name"], dim))
             fixed.update(names if len(names) > 1 else ())
+    if imported.graph.lengths_fixed:
+        fixed.update(name for name, places in found.items() if any(dim for _, dim in places))
     return {name: places for name, places in found.items() if name not in fixed}
 
 
@@ -191,10 +194,10 @@ def redraw(module: nn.Module, seed: int, buffers: Collection[str]) -> None:
 
 
 def drawn(
-    imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], seed: int
+    imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int], seed: int, ignored: bool = True
 ) -> dict[str, Tensor] | None:
     """Inputs of these sizes, if they can be drawn: ids are below the sizes of what they index, and 0, padding and
-    ignored ones occur.
+    those that are `ignored`, if these shall, occur.
     """
     generator = torch.Generator().manual_seed(100 + seed)
     program, found = imported.program, {}
@@ -214,6 +217,7 @@ def drawn(
             found[name] = torch.rand(shape, generator=generator) < 0.7
         else:
             limit, special = _ids(imported, name)
+            special = [each for each in special if ignored or limit is None or 0 <= each < limit]
             if limit is not None or int(example.max()) <= 1:
                 limits = torch.tensor(2 if limit is None else limit)
                 found[name] = (torch.rand(shape, generator=generator) * limits).floor().to(example.dtype)
@@ -274,23 +278,6 @@ def _is_input(value: Value, name: str) -> bool:
 # ------------------------------------------------------------ comparing
 
 
-class _Undropped(TorchFunctionMode):
-    """Within it, no dropout drops anything."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
-        if "dropout" in name:
-            return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs["dropout_p"] = 0.0
-        return function(*args, **kwargs)
-
-
 def _same_dropout(path: Path, imported: Imported) -> None:
     """Raises NotUnderstood unless the file drops as often as the module, and the same shares."""
     spec, diagnostics = load(path)
@@ -334,7 +321,7 @@ EXACT: Mapping[Any, Callable[..., Tensor]] = {
 
 def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """What a module returns; its buffers stay as they are."""
-    with torch.no_grad(), _Undropped(), restored(module):
+    with torch.no_grad(), Draws(), restored(module):
         return _returned(module(**inputs))
 
 
@@ -343,8 +330,7 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     frequencies are exact.
     """
     scaled = scalings(module)
-    with _Undropped():
-        program = exported(module, inputs)
+    program = exported(module, inputs)
     graph: nn.Module = deepcopy(program.module(check_guards=False))  # whose parameters are the module's
     for inner in graph.modules():
         if not isinstance(inner, torch.fx.GraphModule):
@@ -361,8 +347,10 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
     graph.double()
     for holder in graph.modules():
         for name, tensor in [*holder._buffers.items(), *vars(holder).items()]:
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                widened = _made_exact(tensor.double(), scaled)
+            if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                parts = tensor.to(torch.complex128).resolve_conj()
+                real, imaginary = (_made_exact(each, scaled) for each in (parts.real, parts.imag))
+                widened = torch.complex(real, imaginary) if tensor.is_complex() else real
                 if name in holder._buffers:
                     holder._buffers[name] = widened
                 else:
@@ -382,7 +370,9 @@ def _in_f64() -> Iterator[None]:
 
 
 def _wider(x: object) -> object:
-    return torch.float64 if x is torch.float32 else x
+    return (
+        {torch.float32: torch.float64, torch.complex64: torch.complex128}.get(x, x) if isinstance(x, torch.dtype) else x
+    )
 
 
 def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tensor:
@@ -436,18 +426,21 @@ def _compared(
     and of buffers that a step changes.
     """
     program, graph = imported.program, exact(module, inputs)
-    with _Undropped(), restored(module):
+    with Draws(), restored(module):
         rough = _returned(module(**inputs))
-        named = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        slopes = torch.autograd.grad(rough[imported.graph.loss], list(named.values()), allow_unused=True)
+        named: dict[Tensor, list[str]] = {}
+        for name, each in module.named_parameters(remove_duplicate=False):
+            if each.requires_grad:
+                named.setdefault(each, []).append(name)
+        slopes = torch.autograd.grad(rough[imported.graph.loss], list(named), allow_unused=True)
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
     before = _state(graph)
-    with _in_f64():
+    with _in_f64(), Draws() as draws:
         results = _returned(graph(**wide))
     loss = results[imported.graph.loss]
     torch.autograd.backward(loss)
     rounding = max(_off(a.detach(), b.detach()) for a, b in zip(rough, results, strict=True))
-    _same_gradients(dict(zip(named, slopes, strict=True)), graph)
+    _same_gradients(list(zip(named.values(), slopes, strict=True)), graph)
 
     spec = _spec(path, sizes, imported)
     weights = spec.weights["hf"]
@@ -456,7 +449,8 @@ def _compared(
     ours = _ours(weights, before) | tables
     run.set_parameters(ours)
     read = {valid(name): wide[name] for name in inputs}
-    batch = {each.name: read[each.name] for each in run.plan.program.inputs}
+    read |= {each.args["name"]: draws.samples[each.args["number"]] for each in program.samples}
+    batch = {each.name: read[each.name].reshape(each.type.shape) for each in run.plan.program.inputs}
     found, _ = run.step(1, batch)
     off = [(_off(torch.tensor(found, dtype=torch.float64), loss.detach()), "the loss")]
 
@@ -473,7 +467,8 @@ def _compared(
     if imported.graph.updates:  # outputs are those of evaluation
         with restored(module):
             evaluated = exact(module.eval(), inputs)
-        results = _returned(evaluated(**wide))
+        with Draws():
+            results = _returned(evaluated(**wide))
     theirs = ((imported.graph.outputs[i], results[i].detach()) for i in imported.graph.shown)
     made = outputs(spec, ours, batch)
     for (name, output), (value, result) in zip(made.items(), theirs, strict=True):
@@ -483,21 +478,21 @@ def _compared(
     return (*max(off), rounding, len(gradients), changed)
 
 
-def _same_gradients(found: Mapping[str, Tensor | None], graph: nn.Module) -> None:
+def _same_gradients(found: Sequence[tuple[Sequence[str], Tensor | None]], graph: nn.Module) -> None:
     """Raises NotUnderstood where gradients of the module, in f32, are not at all those of what it computes: an
     `autograd.Function` may have a backward of its own, which is no part of a graph.
     """
     exact = {name: each.grad for name, each in graph.named_parameters() if each.grad is not None}
     norm = float(sum((each.square().sum() for each in exact.values()), torch.zeros(()))) ** 0.5
-    for name, own in found.items():
-        theirs = exact.get(name)
+    for names, own in found:
+        theirs = next((exact[name] for name in names if name in exact), None)
         if own is None or theirs is None:
             wrong = (own is not None and bool(own.any())) or (theirs is not None and bool(theirs.any()))
         else:
             wrong = _off(own, theirs, LEAST * norm) > ROUGHLY
         if wrong:
             raise NotUnderstood(
-                f"the gradient of `{name}` is not that of what is computed: has it a backward of its own?"
+                f"the gradient of `{names[0]}` is not that of what is computed: has it a backward of its own?"
             )
 
 
@@ -517,6 +512,15 @@ def _as_theirs(name: str, output: Tensor, spec: Spec, dims: Sequence[tuple[str, 
     ordered = output.permute([own.index(axis) for axis in wanted if axis in own])
     shape = [spec.axes[axis].size if axis in own else 1 for axis in wanted]
     return ordered.reshape(shape).expand([spec.axes[axis].size for axis in wanted]).reshape(result.shape)
+
+
+def _given(text: str) -> str:
+    """A file with inputs in place of its samples."""
+    found = re.findall(r"^  sample (.*) ~ .*\n", text, re.MULTILINE)
+    text = re.sub(r"^  sample .*\n", "", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^(model \w+\()", lambda head: head[1] + "".join(f"{each}, " for each in found), text, flags=re.MULTILINE
+    )
 
 
 def _spec(path: Path, sizes: Mapping[str, int], imported: Imported) -> Spec:

@@ -43,22 +43,49 @@ class Sized(float):
         return made
 
 
-def sized(module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured) -> None:
-    """Replace numbers of a graph that depend on sizes. Raises NotUnderstood where operations differ between sizes."""
-    ours, different = _operations(graph), None
+def sized(module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured) -> Captured | None:
+    """Replace numbers of a graph that depend on sizes; the graph at larger ones, if there is one. Raises NotUnderstood
+    where operations differ between sizes.
+    """
+    ours, different, unknown = _operations(graph), None, None
     for free in _ways(inputs):
         for more in LARGER if len(free) > 1 else LARGER[:1]:
-            larger = {name: _longer(each, name, free, more) for name, each in inputs.items()}
+            larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
-                theirs = _operations(capture(module, larger))
+                twin = capture(module, larger)
             except NotUnderstood:
                 continue
+            theirs = _operations(twin)
             if [value.op for value in ours] == [value.op for value in theirs]:
-                return _compare(ours, theirs, inputs, larger, [dims[0] for dims in free if dims])
+                try:
+                    _compare(ours, theirs, inputs, larger, [dims[0] for dims in free if dims])
+                except NotUnderstood as error:
+                    unknown = unknown or error
+                    break
+                graph.lengths_fixed = unknown is not None
+                return twin
             different = different or larger
         if different is not None:
             sizes = " and ".join(str(list(each[name].shape)) for each in (inputs, different) for name in [*inputs][:1])
             raise NotUnderstood(f"operations differ between inputs of {sizes}: a loop of Python over a dimension?")
+    if unknown is not None:
+        raise unknown
+    return None
+
+
+def _apart(free: Sequence[Sequence[Dim]], inputs: Mapping[str, Tensor], more: Sequence[int]) -> list[int]:
+    """How much larger dimensions are, so that none grows by the ratio of another: which of them a number follows would
+    not be known.
+    """
+    found: list[int] = []
+    ratios: set[float] = set()
+    for dims, extra in zip(free, more, strict=False):
+        size = inputs[dims[0][0]].shape[dims[0][1]] if dims else 1
+        while (size + extra) / size in ratios:
+            extra += 1
+        ratios.add((size + extra) / size)
+        found.append(extra)
+    return found
 
 
 def _compare(
@@ -68,18 +95,24 @@ def _compare(
     larger: Mapping[str, Tensor],
     free: Sequence[Dim],
 ) -> None:
-    """Say of each value the shape that it has where inputs are larger, and of each number what it is of sizes."""
+    """Say of each value the shape that it has where inputs are larger, and of each number what it is of sizes. Raises
+    NotUnderstood where a number is of none, and changes nothing then.
+    """
     before, after = ({dim: each[dim[0]].shape[dim[1]] for dim in free} for each in (inputs, larger))
     names = known() | {*LEAVES, "constant"}
     understood = all(value.op in names for value in ours)  # what is not is refused for that
+    numbers: list[tuple[Value, str, float]] = []
     for value, twin in zip(ours, theirs, strict=True):
-        value.twin = twin.shape
         for name, given in value.args.items():
             if name not in PLACES and isinstance(given, int | float) and not isinstance(given, bool):
                 found = _of_sizes(given, twin.args[name], before, after)
                 if found is None and understood:
                     raise value.refuse(f"the number {given} depends on sizes")
-                value.args[name] = given if found is None else found
+                numbers.append((value, name, given if found is None else found))
+    for value, twin in zip(ours, theirs, strict=True):
+        value.twin = twin.shape
+    for value, name, number in numbers:
+        value.args[name] = number
 
 
 def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:

@@ -24,8 +24,8 @@ def exported(module: nn.Module, inputs: Mapping[str, Tensor]) -> torch.export.Ex
 
 @contextmanager
 def _substituted(module: nn.Module) -> Iterator[None]:
-    """Experts of transformers do not sort, and torch's encoders do not compare their masks with causal ones: that is a
-    hint, and the mask is applied.
+    """Experts of transformers do not sort, torch's encoders do not compare their masks with causal ones, which is a
+    hint where the mask is applied, and distributions do not check their arguments, which is a branch on data.
     """
     files = {type(part).__module__: None for part in module.modules()}
     with ExitStack() as stack:
@@ -35,11 +35,43 @@ def _substituted(module: nn.Module) -> Iterator[None]:
                 cast("Any", part).set_experts_implementation("batched_mm")
         hint = _replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
         stack.enter_context(hint)
+        stack.enter_context(_replaced(torch.distributions.Distribution, "_validate_args", False))
         for file in files:
             for name, function in SCANS.items():
                 if file.startswith("transformers.") and hasattr(sys.modules[file], name):
                     stack.enter_context(_replaced(sys.modules[file], name, function))
+        stack.enter_context(_replaced(F, "embedding_bag", _embedding_bag))
+        stack.enter_context(_with_buffers_once(module))
         yield
+
+
+@contextmanager
+def _with_buffers_once(module: nn.Module) -> Iterator[None]:
+    """Modules with buffers that stand at several places stand at one, preferably in a list: a graph cannot change a
+    buffer of two names. At the others they are attributes.
+    """
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for holder in module.modules():
+        for name, part in holder.named_children():
+            places.setdefault(part, []).append((holder, name))
+    before: dict[nn.Module, dict[str, nn.Module | None]] = {}
+    for part, own in places.items():
+        if len(own) < 2 or next(part.buffers(), None) is None:
+            continue
+        own.sort(key=lambda place: not isinstance(place[0], nn.Sequential | nn.ModuleList | nn.ModuleDict))
+        for holder, name in own[1:]:
+            before.setdefault(holder, dict(holder._modules))
+            if not isinstance(holder, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+                del holder._modules[name]
+                holder.__dict__[name] = part
+    try:
+        yield
+    finally:
+        for holder, modules in before.items():
+            holder._modules.clear()
+            holder._modules.update(modules)
+            for name in modules:
+                holder.__dict__.pop(name, None)
 
 
 @contextmanager
@@ -50,6 +82,34 @@ def _replaced(owner: object, name: str, by: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags of one length, as rows of ids."""
+    if input.dim() != 2 or max_norm is not None or scale_grad_by_freq or (mode == "max" and padding_idx is not None):
+        raise ValueError("embedding_bag: only rows of ids are understood, without `max_norm`")
+    rows = F.embedding(input, weight)
+    if mode == "max":
+        return rows.amax(1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[..., None]
+    if padding_idx is None:
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    counted = (input != padding_idx).to(rows.dtype)
+    total = (rows * counted[..., None]).sum(1)
+    return total if mode == "sum" else total / counted.sum(1, keepdim=True).clamp(min=1)
 
 
 # ------------------------------------------------------------ recurrences

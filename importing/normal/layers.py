@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import prod
+from math import exp, prod
 from typing import Any
 
 import torch
@@ -61,8 +61,10 @@ def _kept_norm(value: Value, a: Arguments, index: int) -> Value:
 @aten("embedding.default")
 def _embedding(value: Value, a: Arguments) -> Value:
     a.ignored("scale_grad_by_freq") if not a["scale_grad_by_freq"] else None
-    padding = int(a["padding_idx"])
-    return value.make("embedding", table=a["weight"], ids=a["indices"], padding=padding if padding >= 0 else None)
+    padding, table, ids = int(a["padding_idx"]), a["weight"], a["indices"]
+    if table.shape[0] == 1 and padding < 0:
+        return expanded(value, viewed(value, table, (*[1] * ids.rank, *table.shape[1:])), value.shape)
+    return value.make("embedding", table=table, ids=ids, padding=padding if padding >= 0 else None)
 
 
 @aten("index.Tensor", "index_select.default")
@@ -432,12 +434,23 @@ def _pool(value: Value, a: Arguments) -> Value:
     return reduced(value, "mean" if mean else "max", windows, list(range(value.rank, windows.rank)), False)
 
 
+@several("adaptive_max_pool2d.default", "adaptive_max_pool1d.default")
+def _adaptive_max(value: Value, a: Arguments, index: int) -> Value:
+    if index:
+        raise value.refuse("where the largest of a window is")
+    return _adapted(value, a, "max")
+
+
 @aten("adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default", "_adaptive_avg_pool2d.default")
-def _adaptive(value: Value, a: Arguments) -> Value:
+def _adaptive_mean(value: Value, a: Arguments) -> Value:
+    return _adapted(value, a, "mean")
+
+
+def _adapted(value: Value, a: Arguments, function: str) -> Value:
     x, size = a["self"], list(a["output_size"])
     first = x.rank - len(size)
     if all(each == 1 for each in size):
-        return reduced(value, "mean", x, list(range(first, x.rank)), True)
+        return reduced(value, function, x, list(range(first, x.rank)), True)
     if any(whole % part for whole, part in zip(x.shape[first:], size, strict=True)):
         raise value.refuse("adaptive pooling to sizes that do not divide")
     split: list[int] = [*x.shape[:first]]
@@ -445,7 +458,7 @@ def _adaptive(value: Value, a: Arguments) -> Value:
     for whole, part in zip(x.shape[first:], size, strict=True):
         split += [part, whole // part]
         dims.append(len(split) - 1)
-    return reduced(value, "mean", viewed(value, x, tuple(split)), dims, False)
+    return reduced(value, function, viewed(value, x, tuple(split)), dims, False)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default", "upsample_nearest1d.vec")
@@ -557,12 +570,16 @@ def _distance(value: Value, a: Arguments) -> Value:
 @aten("binary_cross_entropy_with_logits.default")
 def _binary(value: Value, a: Arguments) -> Value:
     x, y, reduction = a["self"], a["target"], a["reduction"]
-    if a["weight"] is not None or a["pos_weight"] is not None:
-        raise value.refuse("weights of a binary cross entropy")
-    if reduction == 1 and x.shape == y.shape and number(y) is None:
+    weight, positive = a["weight"], a["pos_weight"]
+    if weight is None and positive is None and reduction == 1 and x.shape == y.shape and number(y) is None:
         return value.make("binary_cross_entropy", x=x, targets=y)
-    each = pointwise(x, "subtract", pointwise(x, "softplus", x), pointwise(x, "multiply", x, y))
-    return _reduction(value, each, reduction)
+    of = partial(pointwise, x)
+    each = of("subtract", of("softplus", x), of("multiply", x, y))
+    if positive is not None:  # (1 - y) x + (1 + (p - 1) y) softplus(-x)
+        share = of("add", of("multiply", of("subtract", positive, 1), y), 1)
+        rest = of("multiply", of("subtract", 1, y), x)
+        each = of("add", rest, of("multiply", share, of("softplus", of("negate", x))))
+    return _reduction(value, each if weight is None else of("multiply", each, weight), reduction)
 
 
 def _reduction(value: Value, each: Value, reduction: int) -> Value:
@@ -573,14 +590,12 @@ def _reduction(value: Value, each: Value, reduction: int) -> Value:
 
 @aten("binary_cross_entropy.default")
 def _of_probabilities(value: Value, a: Arguments) -> Value:
-    """Logarithms are at least -100, as torch has them."""
+    """Logarithms are at least -100, as torch has them, and have no slope there."""
     p, y, reduction = a["self"], a["target"], a["reduction"]
-    if a["weight"] is not None:
-        raise value.refuse("weights of a binary cross entropy")
-    of = partial(pointwise, p)
-    one, other = (of("maximum", of("log", each), -100.0) for each in (p, of("subtract", 1.0, p)))
-    total = of("add", of("multiply", y, one), of("multiply", of("subtract", 1.0, y), other))
-    return _reduction(value, of("negate", total), reduction)
+    weight, of = a["weight"], partial(pointwise, p)
+    one, other = (of("log", of("maximum", each, exp(-100))) for each in (p, of("subtract", 1.0, p)))
+    each = of("negate", of("add", of("multiply", y, one), of("multiply", of("subtract", 1.0, y), other)))
+    return _reduction(value, each if weight is None else of("multiply", each, weight), reduction)
 
 
 @aten("_weight_norm.default")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from math import log
 
 import torch
 
-from partita.importing.graph import Value, number
+from partita.importing.draws import Draw, drawn
+from partita.importing.graph import Value, is_op, number
 from partita.importing.normal.arguments import Arguments, aten
 from partita.importing.normal.views import broadcast, expanded, integer, viewed
 
+ASSIGNED = re.compile(r"^\w+\s*=\s*(torch\.)?rand\w*\([^()]*(\([^()]*\)[^()]*)*\)$")
 UNARY = {
     "abs": "abs",
     "cos": "cos",
@@ -90,6 +93,9 @@ def _binary(value: Value, a: Arguments) -> Value:
     name = value.op.partition(".")[0]
     function = {"max": "maximum", "min": "minimum"}.get(name) or BINARY[name]
     x, y = a["self"], a["other"]
+    if function == "divide" and (kept := kept_share(x)) is not None and kept[1] == y:
+        of_ones: Value = kept[0]
+        return of_ones
     if function in LOGIC and isinstance(x, Value) and x.dtype != torch.bool:
         raise value.refuse(f"`{function}` of bits")
     if isinstance(x, Value) and x.dtype == torch.bool and function in ("equal", "not_equal") and number(y) in (0, 1):
@@ -299,12 +305,54 @@ def _lerp(value: Value, a: Arguments) -> Value:
     )
 
 
-@aten("dropout.default", "feature_dropout.default")
+@aten("dropout.default")
 def _dropout(value: Value, a: Arguments) -> Value:
     x, rate, training = a["input"], float(a["p"]), a["train"]
-    if value.op == "feature_dropout.default" and rate and training:
-        raise value.refuse("dropout of whole channels")
     return value.make("dropout", x=x, rate=rate) if rate and training else x
+
+
+@aten("bernoulli.p")
+def _dropped(value: Value, a: Arguments) -> Value:
+    """What whole channels, or rows, are multiplied with: a dropout of ones, divided by the share that stays."""
+    stays = float(a["p"])
+    a.ignored("self", "generator")
+    ones = value.make_constant(torch.ones(value.shape))
+    ones = value.make("dropout", x=ones, rate=float(f"{1 - stays:.6g}"))
+    return pointwise(value, "multiply", ones, stays)
+
+
+def kept_share(x: object) -> tuple[Value, object] | None:
+    """Zeros and ones that are drawn, as a dropout of ones times the share of ones, which rounds."""
+    if is_op(x, "pointwise") and x.args["function"] == "multiply" and is_op(x.args["xs"][0], "dropout"):
+        ones, share = x.args["xs"]
+        return ones, share
+    return None
+
+
+@aten("rand.default", "rand_like.default", "randn.default", "randn_like.default", "randint.default", "randint.low")
+@aten("randint_like.default", "randint_like.low_dtype", "normal_functional.default", "normal.Tensor_Tensor")
+@aten("normal.Tensor_float", "normal.float_Tensor", "normal.float_float", "uniform.default", "exponential.default")
+@aten("bernoulli.default")
+def _drawn(value: Value, a: Arguments) -> Value:
+    draw, functions = drawn(value.op, {name: a[name] for name in [*value.args]})
+    dtype = torch.int64 if draw.kind == "integers" else torch.float32
+    made: Value = value.make("input", value.shape, dtype, name=_sample_name(value, draw), draw=draw, number=a["number"])
+    for function, other in functions:
+        if other is None:
+            made = pointwise(value, function, made)
+        elif not isinstance(other, int | float) or other != (function == "multiply"):
+            made = pointwise(value, function, made, other)
+    if functions and functions[-1][0] == "less":
+        made = made.make("pointwise", made.shape, torch.bool, **made.args)
+    return made if made.dtype == value.dtype else value.make("cast", value.shape, value.dtype, x=made)
+
+
+def _sample_name(value: Value, draw: Draw) -> str:
+    """What a sample is called: as the module calls it."""
+    lines = [line for line in value.place.lines if "/torch/" not in line.file]
+    if lines and len(lines[-1].names) == 1 and ASSIGNED.search(lines[-1].text):
+        return lines[-1].names[0]
+    return {"normal": "noise", "uniform": "chance", "integers": "drawn"}[draw.kind]
 
 
 @aten("zeros_like.default", "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default")

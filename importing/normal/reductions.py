@@ -53,6 +53,9 @@ def _spread(value: Value, x: Value, dims: list[int], given: float | None, keep: 
     count = prod(x.shape[dim] for dim in dims)
     off = value.make("pointwise", x.shape, x.dtype, function="subtract", xs=[x, reduced(value, "mean", x, dims, True)])
     squares = pointwise(off, "multiply", off, off)
+    if correction and x.twin is not None and any(x.twin[dim] != x.shape[dim] for dim in dims):
+        total = reduced(value, "sum", squares, dims, keep)
+        return pointwise(total, "divide", total, value.make("degrees", (), x=x, dims=dims, correction=correction))
     made = reduced(value, "mean", squares, dims, keep)
     return pointwise(made, "multiply", made, count / (count - correction)) if correction else made
 

@@ -80,7 +80,7 @@ def _batch_norm(solver: Solver, value: Value) -> list[Dim]:
 @says("batch_norm")
 def _say_batch_norm(write: Writer, value: Value) -> Said:
     """A block, which keeps running statistics."""
-    x, args = write(value.args["x"]), value.args
+    x, args = write(value.args["x"]).renamed(write.names_of(value)), value.args
     over = [name for i, dim in enumerate(x.dims) if i != 1 for name in dim]
     names, declared = {}, []
     for slot, name, initial in STATISTICS:

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
-from partita.importing.said import CALL, Said, call, listed, says
+from partita.importing.said import CALL, SUM, Said, call, listed, number_text, says
 from partita.importing.writing.writer import Writer
 
 
@@ -79,6 +79,19 @@ def _say_reduce(write: Writer, value: Value) -> Said:
         return evolve(x, dims=kept)
     everything = not axes
     return Said(call(function, x.text, over=None if everything else listed(over)), kept, axes, dtype=x.dtype)
+
+
+@factors("degrees")
+def _degrees(solver: Solver, value: Value) -> list[Dim]:
+    return []
+
+
+@says("degrees")
+def _say_degrees(write: Writer, value: Value) -> Said:
+    """How many numbers a variance is of, less a correction."""
+    dims = write.names_of(value.args["x"])
+    sizes = [f"size({name})" for dim in value.args["dims"] for name in dims[dim]]
+    return Said(f"{' * '.join(sizes)} - {number_text(value.args['correction'])}", binds=SUM, dtype="number")
 
 
 @factors("along")

@@ -108,8 +108,8 @@ def _say_pick(write: Writer, value: Value) -> Said:
     ids = ids.renamed([x.dims[i] if i != at and own and x.dims[i] else own for i, own in enumerate(ids.dims)])
     own = ids.dims[at]
     if along in own:  # ids of as many places as there are have another name for these
-        ids, _ = write.single(ids, [at])
-        ids = ids.renamed([(write.second(along),) if i == at else names for i, names in enumerate(ids.dims)])
+        second = tuple(write.second(along) if name == along else name for name in own)
+        ids = ids.renamed([second if i == at else names for i, names in enumerate(ids.dims)])
     axes = tuple(dict.fromkeys((*ids.axes, *(name for name in x.axes if name != along))))
     dims = tuple(names if i == at or names else x.dims[i] for i, names in enumerate(ids.dims))
     made = Said(call("gather", x.text, ids.text, along=along), dims, axes, dtype=x.dtype)

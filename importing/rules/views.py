@@ -170,8 +170,9 @@ def _concat(solver: Solver, value: Value) -> list[Dim]:
 def _say_concat(write: Writer, value: Value) -> Said:
     dim, xs = value.args["dim"], value.args["xs"]
     parts, pieces = [], []
-    said = [write(x) for x in xs]
     whole = write.dtype_of(value) == "i64"
+    said = [write(x) for x in xs]
+    said = said if whole else write.of_one_dtype(said)
     others = [name for x in said for i, names in enumerate(x.dims) if i != dim for name in names if name in x.axes]
     for own, piece in zip(said, write.pieces_of(value), strict=True):
         one = own

@@ -136,6 +136,8 @@ class File:
         every = torch.cat([stored(each).flatten().double() for each in alike or [value.source.args["data"]]])
         if every.numel() == 1 and every.device.type != "meta":
             only = float(f"{float(every[0]):.5g}")
+            if value.op == "buffer":
+                return f"constant({number_text(float(every[0]))})"
             if torch.tensor(only) != every[0].float():  # no number that one would have written
                 return f"normal({number_text(float(f'{abs(only):.1g}'))})"
             return {0.0: "zeros()", 1.0: "ones()"}.get(only, f"constant({number_text(only)})")

@@ -66,7 +66,9 @@ def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) ->
     else:
         indexed = [(value, group[value].index) for value in made]
         found = {value: wanted[index] for value, index in indexed if index is not None}
-        found = found or dict(zip(dict.fromkeys(map(base, made)), wanted, strict=False))
+        several = dict.fromkeys(map(base, made))
+        if not found and len(wanted) - len(several) < 2:  # else which of them is which is not known
+            found = dict(zip(several, wanted, strict=False))
     for value, name in found.items():
         names.setdefault(base(value), SHORT.get(name, name))
 

@@ -11,17 +11,18 @@ from attrs import evolve
 
 from partita.dsl.syntax.format import format_text
 from partita.importing.factors import Solver
-from partita.importing.graph import Captured, NotUnderstood, Value
+from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.names import numbered, snake, valid
-from partita.importing.writing.tree import Scope, Tree, base
+from partita.importing.writing.tree import Scope, Tree, base, made_of
 from partita.importing.writing.writer import Writer
 
 INPUTS = ("x", "y", "z", "u", "w")
 # Values of these operations are statements, where the module's source has a name for them.
 HEAVY = ("einsum", "embedding", "conv")
+LONG = 4  # operations of an expression that is not written twice
 
 
 class CallsDiffer(Exception):
@@ -56,6 +57,7 @@ class Program:
         }
         self.roots = sorted({kind.rsplit(".", 1)[-1] for kind in outer if not kind.startswith("torch.nn.")})
         self.model = Body("model", [self.tree.root], name=valid(name))
+        self.samples = [value for value in solver.values if value.op == "input" and "draw" in value.args]
         self.kept = self._kept()
 
     # ------------------------------------------------------------ what is a statement
@@ -67,9 +69,21 @@ class Program:
             sites = self._sites(value)
             several = len(sites) != 1 or self.tree.is_output(value)
             named = value.op in ("attend", "top") or (value in self.called and self._is_heavy(value))
-            if several or named or self._are_apart(value, sites[0]):
+            squared = not several and sites[0] in self.tree.readers(value) and self._is_long_twice(value, kept)
+            if several or named or squared or self._are_apart(value, sites[0]):
                 kept.add(value)
         return kept
+
+    def _is_long_twice(self, value: Value, kept: Collection[Value]) -> bool:
+        """Whether one operation reads a value twice, as a square does, which is no short expression."""
+        (reader,) = self.tree.readers(value)
+        if sum(base(each) is value for each in reader.inputs) < 2:
+            return False
+        made, waiting = 0, [value]
+        while waiting and made < LONG:
+            made += 1
+            waiting += [each for each in made_of(waiting.pop()) if each not in kept and each.op not in LEAVES]
+        return made >= LONG
 
     def _are_apart(self, value: Value, site: Value | Scope) -> bool:
         """Whether a value is read in another layer than that which makes it."""
@@ -493,6 +507,8 @@ class Program:
             if value not in self.solver.dims:
                 continue
             heads.append(self._input(name, value, body))
+        for value in self.samples:
+            body.lines.append(self._sample(value, body))
         self.write(self.tree.root, body)
         loss = self.graph.outputs[self.graph.loss]
         said = writer(loss)
@@ -546,6 +562,16 @@ class Program:
         if text != name:
             body.lines.append(f"let {name} = {text}")
         return f"{name}: {'' if dtype == 'f32' else dtype}[{', '.join(dims)}]"
+
+    def _sample(self, value: Value, body: Body) -> str:
+        """A sample's declaration, without axes of size 1."""
+        name = value.args["name"] = next(each for each in numbered(valid(value.args["name"])) if each not in body.bound)
+        names = tuple(self.file.distinct(self.file.axes.of(value)))
+        flat = tuple(each for own in names for each in own)
+        dtype = Writer(self.file, body).dtype_of(value)
+        body.bound[name] = value
+        body.said[value] = Said(name, names, flat, dtype=dtype)
+        return f"sample {name}: {'' if dtype == 'f32' else dtype}[{', '.join(flat)}] ~ {value.args['draw']}"
 
     def _axes_line(self, text: str) -> str:
         used = [name for name in self.file.axes.sizes if re.search(rf"\b{name}\b", text)]

@@ -256,6 +256,7 @@ class Writer:
         if elements is None:
             raise value.refuse(f"a constant {list(value.shape)} of unknown formula")
         said = self._declare(self.file.saved(value) or self.file.table(value, elements), value)
+        said = said.renamed(self.file.distinct(names))  # one table may stand for several constants
         if value.dtype == torch.bool:
             return evolve(said, text=f"{said.text} != 0", binds=COMPARISON, dtype="bool")
         return evolve(said, dtype="f32" if value.is_float else "i64")

@@ -49,6 +49,26 @@ def test_a_file_is_equal_to_its_module(
         assert torch.equal(each, before[name]), name
 
 
+class Dropping(nn.Module):
+    """Stochastic depth as people write it, and channels that are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.channels = nn.Linear(6, 4), nn.Dropout1d(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        stays = h.new_empty((len(h), 1, 1)).bernoulli_(0.9)
+        return (self.channels(h) * stays.div_(0.9)).square().mean()
+
+
+def test_what_is_dropped_of_rows_and_channels_is_dropped_as_often():
+    text = file_of(example_of(Dropping(), {"x": torch.randn(3, 5, 6)}), axes={"x": ["batch", "seq", "embed"]}).text
+    assert "const drop = 0.3, drop_2 = 0.1" in text
+    assert "dropout(zeros([batch, seq]) + 1, drop)" in text
+    assert "dropout(zeros([batch]) + 1, drop_2)" in text
+
+
 def test_dropout_is_where_it_was():
     example = example_of(modules.masked(), modules.tokens())
     text = file_of(example).text
@@ -164,16 +184,22 @@ class Backward(modules.MLP):
         return self.down(torch.tanh(made))
 
 
-class Noise(modules.MLP):
+class Shuffled(modules.MLP):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + torch.randn_like(x))
+        return super().forward(x[torch.randperm(len(x))])
+
+
+class Masked(modules.MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.where(x.new_empty(x.shape).bernoulli_(0.3) == 1, 0.0, x))
 
 
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
         (Backward, "E1203", r"the gradient of `up\.\w+` is not that of what is computed"),
-        (Noise, "E1202", r"test_modules\.py:\d+\): random numbers are drawn"),
+        (Shuffled, "E1202", r"test_modules\.py:\d+\): random numbers are drawn"),
+        (Masked, "E1202", r"test_modules\.py:\d+\): zeros and ones that are drawn are rounded here"),
     ],
 )
 def test_what_no_graph_has_is_refused(module: Callable[[], nn.Module], code: str, message: str):

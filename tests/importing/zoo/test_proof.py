@@ -205,7 +205,54 @@ class Numbers(nn.Module):
         return out, out.pow(2).sum() / len(x) + F.binary_cross_entropy_with_logits(out, (x > 0).float())
 
 
+class Drawing(nn.Module):
+    """Samples of all kinds, and whole channels and rows that are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.deviation = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.channels = nn.Dropout1d(0.25)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, deviation = self.mean(x), F.softplus(self.deviation(x))
+        z = torch.distributions.Normal(mean, deviation).rsample() + torch.randn_like(mean) * 0.1
+        z = z + torch.normal(2.0, 0.5, z.shape) * mean + torch.empty_like(z).uniform_(-1, 3) * deviation
+        z = z + torch.randint(2, 9, (len(x), 1)) * mean * 0.1 + F.gumbel_softmax(mean, tau=0.7)
+        z = z + torch.bernoulli(torch.sigmoid(mean.detach())) * mean + (torch.rand(len(x), 1) - 0.3) * deviation
+        stays = x.new_empty((len(x), 1)).bernoulli_(0.8).div_(0.8)
+        z = self.channels(torch.stack([z, mean * stays], 1)).sum(1)
+        return z, z.square().mean()
+
+
+class Gathering(nn.Module):
+    """Bags of ids, a norm of two names, weights of losses, variances over the batch, the largest of windows, a table of
+    one row, and points that are gathered from as many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.one = nn.EmbeddingBag(7, 6, mode="mean", padding_idx=2), nn.Embedding(1, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), self.norm)])
+
+    def forward(self, x: Tensor, bags: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.bag(bags) + self.one(torch.zeros(len(x), dtype=torch.long))
+        points = torch.stack([x, x.flip(1), x * x], 1)
+        near = (points @ points.transpose(1, 2)).topk(2, -1)[1].flatten(1)
+        near = points.gather(1, near[..., None].expand(-1, -1, 6)).unflatten(1, (3, 2)).amax(2).sum(1)
+        z = self.layers[0](near) + F.adaptive_max_pool1d(x[:, None], 1).squeeze(1)
+        z = z * (x.var(0) + 0.1).sqrt()
+        weights = torch.tensor([1.0, 2.0, 3.0, 0.5, 1.5, 0.25])
+        loss = F.binary_cross_entropy_with_logits(z, y, weight=y + 0.5, pos_weight=weights)
+        return z, loss + F.binary_cross_entropy(z.sigmoid(), y, weight=weights) + z.std()
+
+
 CASES = {
+    "drawing": (Drawing, lambda: {"x": torch.randn(4, 6)}),
+    "gathering": (
+        Gathering,
+        lambda: {"x": torch.randn(4, 6), "bags": ids(4, 5, 7), "y": torch.randint(0, 2, (4, 6)).float()},
+    ),
     "decoder": (Decoder, lambda: {"tokens": ids(3, 9, 19), "targets": ids(3, 9, 19)}),
     "encoder": (
         Encoder,
