@@ -24,7 +24,7 @@ class Axes:
         self.names: dict[Factor, str] = {}
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
-        self.fixed: set[str] = set()  # axes over which windows stride, or whose size others have by no formula
+        self.fixed: set[str] = set()  # over which windows stride, or whose size matters elsewhere
         for value in solver.values:
             self._vote(value, wanted)
         self._join_by_role()
@@ -39,6 +39,8 @@ class Axes:
         for value in solver.values:
             if value.op in ("conv", "patches"):
                 self._derive(value)
+            elif value.op == "take" and value.args["ids"].constant is not None:  # places of as many as there are
+                self.fixed.update(self.of(value.args["x"])[value.args["dim"]])
         self._of_sizes()
 
     def free(self, wanted: list[str], size: int) -> str:

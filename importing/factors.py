@@ -115,6 +115,18 @@ class Solver:
         self._indexed()
         self._repeated_layers()
 
+    def free_dimensions(self) -> list[list[tuple[str, int]]]:
+        """The dimensions of inputs that are an axis which nothing of the module has, those of one together."""
+        found: dict[Factor, list[tuple[str, int]]] = {}
+        held: set[Factor] = set()
+        for value, dims in self.dims.items():
+            for dim, axes in enumerate(map(leaves, dims)):
+                if value.op == "input" and len(axes) == 1 and "draw" not in value.args:
+                    found.setdefault(axes[0], []).append((value.args["name"], dim))
+                elif value.op in ("input", "parameter", "buffer") or value.args.get("name"):  # a constant of the module
+                    held.update(axes)
+        return [places for axis, places in found.items() if axis not in held]
+
     def _of(self, value: Value) -> list[Dim]:
         if value.op in ("input", "parameter", "buffer", "constant"):
             return self.fresh(value.shape)

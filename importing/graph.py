@@ -268,3 +268,8 @@ class Captured:
         """Which of the outputs are outputs of the file: tensors, or the loss if there is none."""
         tensors = [i for i, value in enumerate(self.outputs) if value.shape and value.is_float]
         return tensors or [self.loss]
+
+    @property
+    def written(self) -> list[Value]:
+        """What the file computes of what the module returns: the loss, and what is shown."""
+        return [self.outputs[i] for i in dict.fromkeys([self.loss, *self.shown])]

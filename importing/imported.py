@@ -70,11 +70,16 @@ def imported(
     `axes`: names of the dimensions of inputs. Raises NotUnderstood.
     """
     graph = capture(module, inputs)
-    twin, scaled = sized(module, inputs, graph), scalings(module)
+    scaled = scalings(module)
+
+    def solved() -> list[list[tuple[str, int]]]:
+        return Solver(understood(capture(module, inputs).outputs, scaled)).free_dimensions()
+
+    twin = sized(module, inputs, graph, solved)
     graph.outputs = understood(graph.outputs, scaled)
     if twin is not None:
         _with_twins(graph.outputs, twin.outputs, scaled)
-    solver = Solver(graph.outputs)
+    solver = Solver(graph.written)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     inlined: set[str] = set()
     while True:

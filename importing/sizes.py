@@ -6,8 +6,8 @@ sequences; a number that differs is written as what it is of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, combinations, count
 from math import prod
 from typing import Any, TypeAlias
 
@@ -43,12 +43,15 @@ class Sized(float):
         return made
 
 
-def sized(module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured) -> Captured | None:
-    """Replace numbers of a graph that depend on sizes; the graph at larger ones, if there is one. Raises NotUnderstood
-    where operations differ between sizes.
+def sized(
+    module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured, solved: Callable[[], list[list[Dim]]]
+) -> Captured | None:
+    """Replace numbers of a graph that depend on sizes; the graph at larger ones, if there is one. `solved` says which
+    dimensions of inputs are one axis, which takes another capture. Raises NotUnderstood where operations differ
+    between sizes.
     """
     ours, different, unknown = _operations(graph), None, None
-    for free in _ways(inputs):
+    for free in _ways(inputs, solved):
         for more in LARGER if len(free) > 1 else LARGER[:1]:
             larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
@@ -62,10 +65,11 @@ def sized(module: nn.Module, inputs: Mapping[str, Tensor], graph: Captured) -> C
                 except NotUnderstood as error:
                     unknown = unknown or error
                     break
-                graph.lengths_fixed = unknown is not None
+                graph.lengths_fixed = unknown is not None or different is not None
                 return twin
             different = different or larger
-        if different is not None:
+        columns = [inputs[name] for dims in free[1:] for name, _ in dims]  # or lengths, if ids or vectors have them
+        if different is not None and not all(each.dim() == 2 and each.is_floating_point() for each in columns):
             sizes = " and ".join(str(list(each[name].shape)) for each in (inputs, different) for name in [*inputs][:1])
             raise NotUnderstood(f"operations differ between inputs of {sizes}: a loop of Python over a dimension?")
     if unknown is not None:
@@ -79,7 +83,7 @@ def _apart(free: Sequence[Sequence[Dim]], inputs: Mapping[str, Tensor], more: Se
     """
     found: list[int] = []
     ratios: set[float] = set()
-    for dims, extra in zip(free, more, strict=False):
+    for dims, extra in zip(free, chain(more, count(more[-1] + 1)), strict=False):
         size = inputs[dims[0][0]].shape[dims[0][1]] if dims else 1
         while (size + extra) / size in ratios:
             extra += 1
@@ -115,9 +119,10 @@ def _compare(
         value.args[name] = number
 
 
-def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:
+def _ways(inputs: Mapping[str, Tensor], solved: Callable[[], list[list[Dim]]]) -> Iterator[list[list[Dim]]]:
     """Dimensions that are likely to be of any size: the batch, and the length of sequences, each with all inputs that
-    have it. Where other dimensions are as long as sequences, it is tried with these and without.
+    have it. Where other dimensions are as long as sequences, it is tried with these and without; then with those that
+    are one axis by what is computed; and at last with the batch alone.
     """
     dims = [(name, dim) for name, each in inputs.items() for dim in range(each.dim())]
     batch = [dim for dim in dims if dim[1] == 0]
@@ -135,6 +140,9 @@ def _ways(inputs: Mapping[str, Tensor]) -> Iterator[list[list[Dim]]]:
         if long and groups not in ways:
             ways.append(groups)
     yield from ways
+    groups = solved()
+    if len(groups) > 1 and groups not in ways:
+        yield groups
     if batch:
         yield [batch]
 

@@ -144,15 +144,32 @@ def _flat_index(value: Value, x: Value, ids: list[Value | None]) -> tuple[list[i
     return dims, index, flat
 
 
+@aten("searchsorted.Tensor", "bucketize.Tensor")
+def _searched(value: Value, a: Arguments) -> Value:
+    """How many of the numbers of a sorted list are below others, or not above them."""
+    bounds, x = (
+        a[name] for name in (("sorted_sequence", "self") if "sorted_sequence" in value.args else ("boundaries", "self"))
+    )
+    right = bool(a["right"]) or a["side"] == "right"
+    a.ignored("out_int32", "side")
+    one = viewed(value, x, (*x.shape, 1))
+    every = viewed(value, bounds, (*bounds.shape[:-1], 1, bounds.shape[-1])) if bounds.rank > 1 else bounds
+    shape = (*x.shape, bounds.shape[-1])
+    before = value.make("pointwise", shape, torch.bool, function="less_equal" if right else "less", xs=[every, one])
+    return reduced(value, "sum", value.make("cast", shape, torch.int64, x=before), [len(shape) - 1], False)
+
+
 @aten("index_put.default", "index_put_.default")
 def _index_put(value: Value, a: Arguments) -> Value:
     """What booleans say, or ids at the places that they index, is written or added."""
     x, ids, new, added = a["self"], list(a["indices"]), a["values"], bool(a["accumulate"])
     if len(ids) == 1 and ids[0].dtype == torch.bool:
-        if number(new) is None or added:
+        rest = x.rank - ids[0].rank
+        if added or (new.rank > rest and new.shape[0] != 1):  # one of each place that is written
             raise value.refuse("an index of booleans: sizes depend on data")
-        mask = viewed(value, ids[0], (*ids[0].shape, *(1,) * (x.rank - ids[0].rank)))
-        return pointwise(value, "where", mask, number(new), x)
+        mask = viewed(value, ids[0], (*ids[0].shape, *(1,) * rest))
+        each = number(new) if number(new) is not None else viewed(value, new, new.shape[max(0, new.rank - rest) :])
+        return pointwise(value, "where", mask, each, x)
     if any(each is not None and each.dtype == torch.bool for each in ids):
         raise value.refuse("an index of booleans: sizes depend on data")
     dims, index, flat = _flat_index(value, x, ids)
@@ -254,6 +271,8 @@ def _scatter(value: Value, a: Arguments) -> Value:
 def _written(value: Value, there: Value, new: Value | float, x: Value) -> Value:
     """What is new where ids were found, and what was there elsewhere."""
     flags = there.make("pointwise", there.shape, torch.bool, function="greater", xs=[there, 0])
+    if isinstance(new, Value) and not value.is_float:  # sums are of floats
+        new = value.make("cast", new.shape, value.dtype, x=new)
     return pointwise(value, "where", flags, new, x)
 
 
@@ -410,28 +429,50 @@ def _pixel_shuffle(value: Value, a: Arguments) -> Value:
     return viewed(value, permuted(value, split, [0, 1, 4, 2, 5, 3]))
 
 
-@aten("max_pool2d.default", "avg_pool2d.default", "max_pool1d.default", "avg_pool1d.default")
+@several("max_pool3d_with_indices.default", "max_pool2d_with_indices.default")
+def _max_pool(value: Value, a: Arguments, index: int) -> Value:
+    if index:
+        raise value.refuse("where the largest of a window is")
+    return _pool(value, a)
+
+
+@aten("max_pool2d.default", "avg_pool2d.default", "max_pool1d.default", "avg_pool1d.default", "avg_pool3d.default")
 def _pool(value: Value, a: Arguments) -> Value:
-    x, size = a["self"], a["kernel_size"]
-    stride = a["stride"] or size
-    mean = value.op.startswith("avg")
-    padding = a["padding"]
-    if mean and any(padding) and not a["count_include_pad"]:
-        raise value.refuse("an average that does not count what is padded")
-    if mean:
-        a.ignored("count_include_pad")
-    fill = 0.0 if mean else -1e30
+    x, size, mean = a["self"], list(a["kernel_size"]), value.op.startswith("avg")
+    count = len(size)
+    stride, padding, dilation = list(a["stride"] or size), list(a["padding"]) or [0] * count, a["dilation"] or 1
+    stride, padding = (each * count if len(each) == 1 else each for each in (stride, padding))
+    holes = [dilation] * count if isinstance(dilation, int) else list(dilation) * (count // len(dilation))
+    padded = bool(a["count_include_pad"]) if "count_include_pad" in value.defaults else True
+    a.ignored("ceil_mode", "count_include_pad")
+    around = []  # behind it may be more, where windows begin that are not whole
+    for own, made, wide, step, pad, hole in zip(
+        x.shape[-count:], value.shape[-count:], size, stride, padding, holes, strict=True
+    ):
+        around.append((pad, max(pad, (made - 1) * step + hole * (wide - 1) + 1 - own - pad)))
     windows = value.make(
         "patches",
         (*value.shape, *size),
         x=x,
         size=size,
         stride=stride,
-        padding=[(each, each) for each in padding],
-        dilation=a["dilation"] or 1,
-        fill=fill,
+        padding=around,
+        dilation=dilation,
+        fill=0.0 if mean else -1e30,
     )
-    return reduced(value, "mean" if mean else "max", windows, list(range(value.rank, windows.rank)), False)
+    made = reduced(value, "mean" if mean else "max", windows, list(range(value.rank, windows.rank)), False)
+    if not mean:
+        return made
+    for i in range(count):  # an average is of as many as count: what is padded may, and what is behind that does not
+        first, last = (-padding[i], x.shape[i - count] + padding[i]) if padded else (0, x.shape[i - count])
+        begins = [place * stride[i] - padding[i] for place in range(value.shape[i - count])]
+        counted = [min(begin + size[i], last) - max(begin, first) for begin in begins]
+        if any(each != size[i] for each in counted):
+            shape = [1] * value.rank
+            shape[i - count] = len(counted)
+            factors = torch.tensor([size[i] / each for each in counted], dtype=torch.float64)
+            made = pointwise(value, "multiply", made, value.make_constant(factors.view(shape)))
+    return made
 
 
 @several("adaptive_max_pool2d.default", "adaptive_max_pool1d.default")
@@ -466,9 +507,18 @@ def _upsample(value: Value, a: Arguments) -> Value:
     a.ignored("output_size", "scale_factors", "scales_h", "scales_w")
     x = a["input" if "input" in value.args else "self"]
     split, one = list(x.shape[:2]), list(x.shape[:2])
-    for size, larger in zip(x.shape[2:], value.shape[2:], strict=True):
+    for dim, (size, larger) in enumerate(zip(x.shape[2:], value.shape[2:], strict=True), 2):
         if larger % size:
-            raise value.refuse("resizing by a factor that is no integer")
+            places = torch.arange(larger) * size // larger
+            x = value.make(
+                "take",
+                (*x.shape[:dim], larger, *x.shape[dim + 1 :]),
+                x.dtype,
+                x=x,
+                dim=dim,
+                ids=value.make_constant(places),
+            )
+            size = larger
         split += [size, larger // size]
         one += [size, 1]
     repeated = value.make("expand", split, x.dtype, x=viewed(value, x, tuple(one)))

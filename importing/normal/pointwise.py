@@ -172,7 +172,12 @@ def _floor_divide(value: Value, a: Arguments) -> Value:
 
 @aten("remainder.Scalar", "remainder.Tensor")
 def _remainder(value: Value, a: Arguments) -> Value:
-    return pointwise(value, "remainder", a["self"], a["other"])
+    x, by = a["self"], a["other"]
+    if not value.is_float:
+        return pointwise(value, "remainder", x, by)
+    whole = x if number(by) == 1 else pointwise(value, "divide", x, by)
+    whole = pointwise(value, "floor", whole)
+    return pointwise(value, "subtract", x, whole if number(by) == 1 else pointwise(value, "multiply", whole, by))
 
 
 @aten("pow.Tensor_Scalar", "pow.Scalar", "pow.Tensor_Tensor")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
-from partita.importing.graph import Value
+import torch
+
+from partita.importing.graph import Value, number
 from partita.importing.normal.arguments import Arguments, aten
 from partita.importing.normal.pointwise import pointwise
 
@@ -15,6 +17,8 @@ def einsum(value: Value, letters: list[str], out: str, *xs: Value) -> Value:
     for names, x in zip(letters, xs, strict=True):
         for letter, size in zip(names, x.shape, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 1))
+    if any(number(x) == 0 for x in xs):
+        return value.make_constant(torch.zeros([sizes[letter] for letter in out], dtype=torch.float64))
     return value.make("einsum", [sizes[letter] for letter in out], xs=list(xs), letters=letters, out=out)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
@@ -107,9 +108,13 @@ def _repeat(value: Value, a: Arguments) -> Value:
 
 @aten("repeat_interleave.self_int")
 def _interleave(value: Value, a: Arguments) -> Value:
-    x, count = a["self"], int(a["repeats"])
-    dim = a.dim()
+    x: Value = a["self"]
+    count = int(a["repeats"])
     a.ignored("output_size")
+    if a["dim"] is None:
+        x, dim = viewed(value, x, (prod(x.shape),)), 0
+    else:
+        dim = a.dim()
     shape = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
     inserted = viewed(value, x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
     return viewed(value, expanded(value, inserted, shape))

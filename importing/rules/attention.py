@@ -6,7 +6,7 @@ from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
-from partita.importing.said import CALL, Said, call, number_text, says
+from partita.importing.said import AND, CALL, Said, call, number_text, says
 from partita.importing.writing.writer import Writer
 
 
@@ -58,10 +58,17 @@ def _say_attend(write: Writer, value: Value) -> Said:
         said, _ = write.single(said, [i for i in (-2, -1) if len(said.dims[i]) > 1])
         wanted = whole[len(whole) - len(said.dims) :]
         fitted = said.renamed([new if own else () for own, new in zip(said.dims, wanted, strict=True)])
-        extra[name] = f"{extra[name]} and {fitted.within(6)}" if name in extra else fitted.text
+        if name in extra:
+            both = Said(extra[name], tuple(whole[-2:]), (query, over), AND, "bool")
+            if not {query, over} <= {*fitted.axes}:
+                both = write.expanded(both, [own for own in fitted.axes if own not in both.axes])
+            extra[name] = f"{both.text} and {fitted.within(AND)}"
+        else:
+            extra[name] = fitted.text
     lacking = [name for own in k.dims[:-2] for name in own if name in (*k.axes, *v.axes) and name not in q.axes]
     q, one_q = write.expanded(q, lacking), write.expanded(one_q, lacking)
     q = one_q if len(q.dims[-2]) > 1 else q
+    k, v = (x if over in x.axes else write.expanded(x, [over]) for x in (k, v))
     value_axes = v.dims[-1]
     options = {
         "softcap": args["softcap"],

@@ -106,14 +106,13 @@ def _say_pick(write: Writer, value: Value) -> Said:
     x, (along,) = write.single(write(value.args["x"]), [at])
     ids = write(value.args["ids"])
     ids = ids.renamed([x.dims[i] if i != at and own and x.dims[i] else own for i, own in enumerate(ids.dims)])
-    own = ids.dims[at]
-    if along in own:  # ids of as many places as there are have another name for these
-        second = tuple(write.second(along) if name == along else name for name in own)
-        ids = ids.renamed([second if i == at else names for i, names in enumerate(ids.dims)])
+    if along in ids.axes:  # ids of as many places as there are have its name
+        second = write.second(along)
+        x = x.renamed([(second,) if i == at else names for i, names in enumerate(x.dims)])
+        along = second
     axes = tuple(dict.fromkeys((*ids.axes, *(name for name in x.axes if name != along))))
     dims = tuple(names if i == at or names else x.dims[i] for i, names in enumerate(ids.dims))
-    made = Said(call("gather", x.text, ids.text, along=along), dims, axes, dtype=x.dtype)
-    return made.renamed([own if i == at else names for i, names in enumerate(dims)]) if along in own else made
+    return Said(call("gather", x.text, ids.text, along=along), dims, axes, dtype=x.dtype)
 
 
 @factors("sum_by")

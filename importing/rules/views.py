@@ -169,10 +169,9 @@ def _concat(solver: Solver, value: Value) -> list[Dim]:
 @says("concat")
 def _say_concat(write: Writer, value: Value) -> Said:
     dim, xs = value.args["dim"], value.args["xs"]
-    parts, pieces = [], []
+    wide, pieces = [], []
     whole = write.dtype_of(value) == "i64"
     said = [write(x) for x in xs]
-    said = said if whole else write.of_one_dtype(said)
     others = [name for x in said for i, names in enumerate(x.dims) if i != dim for name in names if name in x.axes]
     for own, piece in zip(said, write.pieces_of(value), strict=True):
         one = own
@@ -181,10 +180,14 @@ def _say_concat(write: Writer, value: Value) -> Said:
         else:
             (name,) = piece
         missing = [each for each in dict.fromkeys([*others, name]) if each not in one.axes]
-        wide = write.expanded(one, missing)
-        parts.append(call("cast", wide.text, "i64") if whole and wide.dtype == "f32" else wide.text)
+        wide.append(write.expanded(one, missing))
         pieces.append(name)
-    names = write.names_of(value)[dim]
+    if whole:
+        parts = [call("cast", each.text, "i64") if each.dtype == "f32" else each.text for each in wide]
+    else:
+        wide = write.of_one_dtype(wide)
+        parts = [each.text for each in wide]
+    names = write.apart(write.names_of(value)[dim], others)
     new = write.merged_name(names)
     dims = tuple((new,) if i == dim else next((x.dims[i] for x in said if x.dims[i]), ()) for i in range(value.rank))
     axes = tuple(dict.fromkeys([*others, new]))
@@ -193,7 +196,7 @@ def _say_concat(write: Writer, value: Value) -> Said:
         call("concat", *parts, f"[{', '.join(pieces)}] -> {new}"),
         dims,
         tuple(order),
-        dtype="i64" if whole else _dtype(said),
+        dtype="i64" if whole else _dtype(wide),
     )
     return write.split(made, dim, names)
 

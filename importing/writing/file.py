@@ -57,8 +57,8 @@ class File:
         return self.seconds[name]
 
     def apart(self, names: Names, taken: Collection[str]) -> Names:
-        """Names of axes, where one that is taken has another name."""
-        return tuple(self.another(name) if name in taken else name for name in names)
+        """Names of axes, where one that is taken, or is there already, has another name."""
+        return tuple(self.another(name) if name in taken or name in names[:i] else name for i, name in enumerate(names))
 
     def distinct(self, dims: Sequence[Names]) -> list[Names]:
         """Names of dimensions, where an axis that is there already has another name."""

@@ -46,7 +46,7 @@ class Program:
         inlined: Collection[str] = (),
     ) -> None:
         self.graph, self.solver, self.inlined = graph, solver, inlined
-        self.tree = Tree(solver.values, solver.users, graph.outputs)
+        self.tree = Tree(solver.values, solver.users, graph.written)
         self.file = File(solver, self.tree, state, wanted)
         self.called = self.file.called
         outer = {
@@ -57,6 +57,7 @@ class Program:
         }
         self.roots = sorted({kind.rsplit(".", 1)[-1] for kind in outer if not kind.startswith("torch.nn.")})
         self.model = Body("model", [self.tree.root], name=valid(name))
+        self.shown: list[Sequence[Names]] = []  # of each output, the axes of its dimensions
         self.samples = [value for value in solver.values if value.op == "input" and "draw" in value.args]
         self.kept = self._kept()
 
@@ -211,9 +212,15 @@ class Program:
                     continue
                 if reader not in self.tree.place or self.tree.place[reader] > self.tree.place.get(made, -1):
                     return True
-                if reader not in self.kept:
-                    waiting.append(reader)
+                waiting += [each for each in self._handed_out(reader, body) if each not in self.kept]
         return self.tree.is_output(value)
+
+    def _handed_out(self, value: Value, body: Body) -> list[Value]:
+        """What stands for a value in a body: the results of the call of a block that computes it, or itself."""
+        own = {scope for each in body.scopes for scope in each.around()}
+        around = self.tree.home[value].around() if value in self.tree.home else ()
+        calls = [each for each in around if each not in own and self._is_block(each)]
+        return self.tree.outputs_of(calls[-1]) if calls else [value]
 
     # ------------------------------------------------------------ blocks
 
@@ -524,8 +531,11 @@ class Program:
             if value is loss:  # there is nothing else
                 body.lines.append(f"let total = {body.outputs.pop().removeprefix('loss ')}")
                 body.outputs += ["loss total", "output total = total"]
+                self.shown.append(())
             else:
-                body.outputs.append(f"output {name} = {writer(value).text}")
+                made = writer(value)
+                body.outputs.append(f"output {name} = {made.text}")
+                self.shown.append(made.dims)
         model = f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}"
         weights = self._weights()
         blocks = [f"block {name}{text}" for name, text in self.file.blocks.items() if self._is_used(name)]

@@ -179,7 +179,7 @@ class Writer:
                 if at >= 0 and text.dims[at] and not own:
                     own = text.dims[at]
             taken = {name for each in dims for name in each}
-            dims.append(self.apart(own, taken))
+            dims.append(self.apart(own or self.names_of(value)[i], taken))
         made = []
         for x, text in zip(xs, said, strict=True):
             if isinstance(x, Value):
