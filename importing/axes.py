@@ -15,6 +15,11 @@ from partita.importing.writing.names import numbered
 INNER = re.compile(r"mlp|ffn|feed|fc|intermediate|dense|wi\b|expert")
 WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
 
+# What people call the axes of kernels, of windows, and of the places at which these stand, along one to three.
+KERNELS = (("taps",), ("kh", "kw"), ("kt", "kh", "kw"))
+WINDOWS = (("window",), ("ph", "pw"), ("pt", "ph", "pw"))
+PLACES = (("places",), ("rows", "columns"), ("frames", "rows", "columns"))
+
 
 class Axes:
     """The names of all axes. `names` has one for each factor, `sizes` those of all, also of axes made by merges."""
@@ -139,18 +144,16 @@ class Axes:
                 vote(dim, 30, "seq")
         elif value.op == "conv":
             kernel = [leaves(dim) for dim in self.solver.dims[args["kernel"]]]
-            for dim, name in zip(kernel[2:], ("kh", "kw") if value.rank == 4 else ("taps",), strict=True):
+            for dim, name in zip(kernel[2:], KERNELS[value.rank - 3], strict=True):
                 vote(dim, 80, name)
-            for dim, name in zip(dims[2:], ("rows", "columns") if value.rank == 4 else ("places",), strict=True):
+            for dim, name in zip(dims[2:], PLACES[value.rank - 3], strict=True):
                 vote(dim, 10, name)
             vote(kernel[0], 5, "channels")
         elif value.op == "patches":
             count = len(args["size"])
-            for dim, name in zip(dims[-count:], ("ph", "pw") if count == 2 else ("window",), strict=True):
+            for dim, name in zip(dims[-count:], WINDOWS[count - 1], strict=True):
                 vote(dim, 80, name)
-            for dim, name in zip(
-                dims[-2 * count : -count], ("rows", "columns") if count == 2 else ("places",), strict=True
-            ):
+            for dim, name in zip(dims[-2 * count : -count], PLACES[count - 1], strict=True):
                 vote(dim, 8, name)
         elif value.op == "routed":
             table = [leaves(dim) for dim in self.solver.dims[args["w"]]]

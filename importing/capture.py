@@ -198,6 +198,9 @@ class _Capturing:
             own = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:]) if filled else _elements(args)
             with torch.no_grad():
                 result = target(*own, **_elements(kwargs))
+                if isinstance(result, Tensor) and result.dtype == torch.float32 and result.numel() == 1:
+                    # A number that the module computes, such as a square root, is as exact as the file's.
+                    result = target(*map(_wider, own), **{key: _wider(each) for key, each in _elements(kwargs).items()})
             value.constant = result if isinstance(result, Tensor) else None
             value.results = None if isinstance(result, Tensor) else result
         return value
@@ -255,6 +258,12 @@ def _elements(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [_elements(each) for each in x]
     return {name: _elements(each) for name, each in x.items()} if isinstance(x, dict) else x
+
+
+def _wider(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.double() if x.dtype == torch.float32 else x
+    return torch.float64 if x is torch.float32 else x
 
 
 def _of_one(place: Place, index: int) -> Place:

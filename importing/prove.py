@@ -325,9 +325,9 @@ def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         return _returned(module(**inputs))
 
 
-def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
-    """The graph of a module in f64, without dropout: what it computes in f32 for precision is f64 as well, and
-    frequencies are exact.
+def exact(module: nn.Module, inputs: Mapping[str, Tensor], tables: Collection[str] = ()) -> nn.Module:
+    """The graph of a module in f64: what it computes in f32 for precision is f64 as well, and frequencies are exact,
+    but for constants of these names, of which the file has a table.
     """
     scaled = scalings(module)
     program = exported(module, inputs)
@@ -345,12 +345,13 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor]) -> nn.Module:
                 node.kwargs = {key: _wider(each) for key, each in node.kwargs.items()}
         inner.recompile()
     graph.double()
-    for holder in graph.modules():
+    for path, holder in graph.named_modules():
         for name, tensor in [*holder._buffers.items(), *vars(holder).items()]:
             if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                 parts = tensor.to(torch.complex128).resolve_conj()
                 real, imaginary = (_made_exact(each, scaled) for each in (parts.real, parts.imag))
                 widened = torch.complex(real, imaginary) if tensor.is_complex() else real
+                widened = tensor.double() if f"{path}.{name}".lstrip(".") in tables else widened
                 if name in holder._buffers:
                     holder._buffers[name] = widened
                 else:
@@ -425,7 +426,9 @@ def _compared(
     """How far the file is off the graph in f64, and where; how far the module is; and the numbers of gradients,
     and of buffers that a step changes.
     """
-    program, graph = imported.program, exact(module, inputs)
+    program = imported.program
+    tables = {value.args["name"] for value in program.file.written if value.args.get("name")}
+    graph = exact(module, inputs, tables)
     with Draws(), restored(module):
         rough = _returned(module(**inputs))
         named: dict[Tensor, list[str]] = {}
@@ -445,8 +448,8 @@ def _compared(
     spec = _spec(path, sizes, imported)
     weights = spec.weights["hf"]
     run = VirtualRun(prepare(single(spec)))
-    tables = {name: each for name, each in run.parameters().items() if INDEX.sub("", name) in program.tables()}
-    ours = _ours(weights, before) | tables
+    read_tables = {name: each for name, each in run.parameters().items() if INDEX.sub("", name) in program.tables()}
+    ours = _ours(weights, before) | read_tables
     run.set_parameters(ours)
     read = {valid(name): wide[name] for name in inputs}
     read |= {each.args["name"]: draws.samples[each.args["number"]] for each in program.samples}
@@ -461,12 +464,12 @@ def _compared(
     off += [(_off(each, expected[name], LEAST * norm), f"the gradient of `{name}`") for name, each in gradients.items()]
 
     # Learning rates are 0: a step changes nothing but what keeps statistics.
-    after, kept = _ours(weights, _state(graph)) | tables, run.parameters()
+    after, kept = _ours(weights, _state(graph)) | read_tables, run.parameters()
     off += [(_off(each, after[name]), f"`{name}` after a step") for name, each in kept.items() if name not in gradients]
 
     if imported.graph.updates:  # outputs are those of evaluation
         with restored(module):
-            evaluated = exact(module.eval(), inputs)
+            evaluated = exact(module.eval(), inputs, tables)
         with _in_f64(), Draws():
             results = _returned(evaluated(**wide))
     theirs = (results[i].detach() for i in imported.graph.shown)

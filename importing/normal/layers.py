@@ -344,7 +344,7 @@ def _attention(value: Value, a: Arguments) -> Value:
     return value.make("attend", q=q, k=k, v=v, **options)
 
 
-@aten("conv2d.default", "conv1d.default", "conv2d.padding", "conv1d.padding")
+@aten(*(f"conv{dims}d.{overload}" for dims in (1, 2, 3) for overload in ("default", "padding")))
 def _conv(value: Value, a: Arguments) -> Value:
     x, kernel, bias, padding = a["input"], a["weight"], a["bias"], a["padding"]
     stride, dilation, groups = a["stride"], a["dilation"], int(a["groups"])
@@ -438,13 +438,39 @@ def _max_pool(value: Value, a: Arguments, index: int) -> Value:
 
 @aten("max_pool2d.default", "avg_pool2d.default", "max_pool1d.default", "avg_pool1d.default", "avg_pool3d.default")
 def _pool(value: Value, a: Arguments) -> Value:
-    x, size, mean = a["self"], list(a["kernel_size"]), value.op.startswith("avg")
+    x: Value = a["self"]
+    size, mean = list(a["kernel_size"]), value.op.startswith("avg")
     count = len(size)
     stride, padding, dilation = list(a["stride"] or size), list(a["padding"]) or [0] * count, a["dilation"] or 1
     stride, padding = (each * count if len(each) == 1 else each for each in (stride, padding))
     holes = [dilation] * count if isinstance(dilation, int) else list(dilation) * (count // len(dilation))
     padded = bool(a["count_include_pad"]) if "count_include_pad" in value.defaults else True
     a.ignored("ceil_mode", "count_include_pad")
+    wide = [i for i in range(count) if (size[i], stride[i]) != (1, 1)]  # others are each place alone
+    if not wide:
+        return x
+    if len(wide) < count:
+        size, stride, padding, holes = ([each[i] for i in wide] for each in (size, stride, padding, holes))
+        behind = [value.rank - count + i for i in wide]
+        order = [*(dim for dim in range(value.rank) if dim not in behind), *behind]
+        moved = value.make("permute", [value.shape[dim] for dim in order], x=x, order=order)
+        made = _windows(moved, permuted(value, x, order), mean, padded, size, stride, padding, holes)
+        return permuted(value, made, [order.index(dim) for dim in range(value.rank)])
+    return _windows(value, x, mean, padded, size, stride, padding, holes)
+
+
+def _windows(
+    value: Value,
+    x: Value,
+    mean: bool,
+    padded: bool,
+    size: list[int],
+    stride: list[int],
+    padding: list[int],
+    holes: list[int],
+) -> Value:
+    """The means or the largest of windows over the last dimensions, as many as `value` has places there."""
+    count = len(size)
     around = []  # behind it may be more, where windows begin that are not whole
     for own, made, wide, step, pad, hole in zip(
         x.shape[-count:], value.shape[-count:], size, stride, padding, holes, strict=True
@@ -457,7 +483,7 @@ def _pool(value: Value, a: Arguments) -> Value:
         size=size,
         stride=stride,
         padding=around,
-        dilation=dilation,
+        dilation=holes,
         fill=0.0 if mean else -1e30,
     )
     made = reduced(value, "mean" if mean else "max", windows, list(range(value.rank, windows.rank)), False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
 from partita.importing.said import Said, call, listed, number_text, says
@@ -36,7 +38,10 @@ def _places(solver: Solver, value: Value, dims: Sequence[Dim], sizes: Sequence[i
 def _say_conv(write: Writer, value: Value) -> Said:
     places = list(range(2, value.rank))
     args = value.args
-    x, old = write.single(write(args["x"]), places)
+    x = write(args["x"])
+    x = evolve(x, dims=tuple(own or usual for own, usual in zip(x.dims, write.names_of(args["x"]), strict=True)))
+    x = write.expanded(x, [name for names in x.dims[1:] for name in names if name not in x.axes])
+    x, old = write.single(x, places)
     kernel = write(args["kernel"])
     groups, summed = x.dims[1], x.dims[1]
     if args["groups"] == 1:

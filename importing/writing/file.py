@@ -201,6 +201,10 @@ class File:
         name = body.parameters[value].name
         return not any(re.search(rf"\b{name}\b", line) for line in body.lines)
 
+    def is_called(self, name: str) -> bool:
+        """Whether a block has a name, or one of its calls, which are numbered."""
+        return name in self.blocks or re.sub(r"_\d+$", "", name) in self.blocks
+
     def block(self, wanted: str, head: str, inner: Body, body: Body) -> str:
         """A call of a block with this text; the name of the block."""
         name = self.defined(wanted, head, inner)
