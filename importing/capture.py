@@ -34,9 +34,9 @@ FILLED += [getattr(torch.ops.aten, f"new_{each}") for each in ("zeros", "ones", 
 KEPT = ("running_mean", "running_var")
 
 
-def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
-    """The graph of a module's `forward` with these keyword arguments. Raises NotUnderstood where it cannot be exported:
-    a branch that depends on data, for instance.
+def capture(module: nn.Module, inputs: Mapping[str, Tensor], loss_alone: bool = False) -> Captured:
+    """The graph of a module's `forward` with these keyword arguments; with other outputs than the loss, unless it shall
+    be alone. Raises NotUnderstood where it cannot be exported: a branch that depends on data, for instance.
     """
     try:
         program = exported(module, inputs)
@@ -47,6 +47,7 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
     captured = _Capturing(program, _names_of(module)).captured()
+    captured.loss_alone = loss_alone
     lower = {name.lower(): name for name in inputs}  # as a graph has names
     for value in captured.inputs:
         value.args["name"] = lower.get(value.args["name"], value.args["name"])

@@ -56,7 +56,10 @@ def file_of(
     told("exporting the module")
     # Of a branch that depends on data torch prints the whole graph.
     with _refusals("E1202"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        return imported(example.module, example.inputs, name, {key: list(names) for key, names in axes.items()})
+        file = imported(example.module, example.inputs, name, {key: list(names) for key, names in axes.items()})
+    if file.left_out:
+        told(f"leaving out all outputs but the loss: {file.left_out}")
+    return file
 
 
 def proven(example: Example, file: Imported, told: Callable[[str], None] = lambda line: None) -> Proof:

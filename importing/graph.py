@@ -250,6 +250,7 @@ class Captured:
     names: list[str] = Factory(list)  # of the outputs
     depths: list[int] = Factory(list)  # in how many lists and dictionaries these are
     updates: dict[str, Value] = Factory(dict)  # of buffers, by their names
+    loss_alone: bool = False  # whether no output is shown beside it
     lengths_fixed: bool = False  # whether numbers follow other sizes than that of the batch, by no formula
 
     @property
@@ -267,9 +268,18 @@ class Captured:
     def shown(self) -> list[int]:
         """Which of the outputs are outputs of the file: tensors, or the loss if there is none."""
         tensors = [i for i, value in enumerate(self.outputs) if value.shape and value.is_float]
-        return tensors or [self.loss]
+        return [self.loss] if self.loss_alone else tensors or [self.loss]
 
     @property
     def written(self) -> list[Value]:
         """What the file computes of what the module returns: the loss, and what is shown."""
-        return [self.outputs[i] for i in dict.fromkeys([self.loss, *self.shown])]
+        return [self.outputs[i] for i in self._written]
+
+    def rewrite(self, values: Sequence[Value]) -> None:
+        """Put these in the place of what is written."""
+        for i, value in zip(self._written, values, strict=True):
+            self.outputs[i] = value
+
+    @property
+    def _written(self) -> list[int]:
+        return list(dict.fromkeys([self.loss, *self.shown]))

@@ -38,6 +38,7 @@ class Imported:
     text: str
     graph: Captured
     program: Program
+    left_out: str = ""  # why outputs beside the loss are
 
     @property
     def tables(self) -> dict[str, Tensor]:
@@ -67,25 +68,42 @@ def imported(
 ) -> Imported:
     """The file of a module, called with these keyword arguments: tensors of example sizes, a batch of at least 2.
 
-    `axes`: names of the dimensions of inputs. Raises NotUnderstood.
+    `axes`: names of the dimensions of inputs. Outputs are left out if the loss alone can be said. Raises
+    NotUnderstood.
     """
-    graph = capture(module, inputs)
+    try:
+        return _imported(module, inputs, name, axes, "")
+    except NotUnderstood as error:
+        try:
+            return _imported(module, inputs, name, axes, str(error))
+        except NotUnderstood:
+            raise error from None
+
+
+def _imported(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    name: str | None,
+    axes: Mapping[str, list[str]] | None,
+    left_out: str,
+) -> Imported:
+    graph = capture(module, inputs, bool(left_out))
     scaled = scalings(module)
 
     def solved() -> list[list[tuple[str, int]]]:
-        return Solver(understood(capture(module, inputs).outputs, scaled)).free_dimensions()
+        return Solver(understood(capture(module, inputs, bool(left_out)).written, scaled)).free_dimensions()
 
     twin = sized(module, inputs, graph, solved)
-    graph.outputs = understood(graph.outputs, scaled)
+    graph.rewrite(understood(graph.written, scaled))
     if twin is not None:
-        _with_twins(graph.outputs, twin.outputs, scaled)
+        _with_twins(graph.written, twin.written, scaled)
     solver = Solver(graph.written)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     inlined: set[str] = set()
     while True:
         program = Program(graph, solver, name or snake(type(module).__name__), state, dict(axes or {}), inlined)
         try:
-            return Imported(program.text(), graph, program)
+            return Imported(program.text(), graph, program, left_out)
         except CallsDiffer as error:
             inlined.add(error.path)
 

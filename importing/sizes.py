@@ -55,7 +55,7 @@ def sized(
         for more in LARGER if len(free) > 1 else LARGER[:1]:
             larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
-                twin = capture(module, larger)
+                twin = capture(module, larger, graph.loss_alone)
             except NotUnderstood:
                 continue
             theirs = _operations(twin)
@@ -148,7 +148,7 @@ def _ways(inputs: Mapping[str, Tensor], solved: Callable[[], list[list[Dim]]]) -
 
 
 def _operations(graph: Captured) -> list[Value]:
-    return sorted(order(graph.outputs), key=lambda value: value.position)
+    return sorted(order(graph.written), key=lambda value: value.position)
 
 
 def _longer(tensor: Tensor, name: str, free: Sequence[Sequence[Dim]], more: Sequence[int]) -> Tensor:

@@ -576,7 +576,7 @@ def _resized(value: Value, a: Arguments) -> Value:
 @aten("cross_entropy_loss.default")
 def _cross_entropy(value: Value, a: Arguments) -> Value:
     x, targets, reduction = a["self"], a["target"], a["reduction"]
-    ignore, smoothing = int(a["ignore_index"]), float(a["label_smoothing"])
+    ignore, smoothing = a["ignore_index"], float(a["label_smoothing"])
     return _of_classes(value, x, targets, a["weight"], reduction, ignore, smoothing)
 
 
@@ -600,10 +600,16 @@ def _of_classes(
 
 def _weighted(value: Value, x: Value, targets: Value, weight: Value, ignore: int) -> Value:
     """The mean of losses, weighted by the class of their targets."""
-    if ignore >= 0:
-        raise value.refuse("class weights with targets that are ignored")
     each = value.make("token_nll", targets.shape, x=x, targets=targets, ignore=ignore)
+    source = targets
+    while source.op in ("view", "permute", "expand", "cast"):
+        source = source.args["x"]
+    counts = None
+    if ignore >= 0 or source.args.get("negative", True):
+        counts = value.make("pointwise", targets.shape, torch.bool, function="not_equal", xs=[targets, ignore])
+        targets = value.make("pointwise", targets.shape, targets.dtype, function="where", xs=[counts, targets, 0])
     own = value.make("embedding", targets.shape, table=weight, ids=targets, padding=None)
+    own = own if counts is None else pointwise(own, "where", counts, own, 0)
     dims = list(range(targets.rank))
     total = reduced(value, "sum", pointwise(each, "multiply", each, own), dims, False)
     return pointwise(value, "divide", total, reduced(value, "sum", own, dims, False))
@@ -617,7 +623,7 @@ def _summed(value: Value, x: Value, targets: Value, ignore: int) -> Value:
 @aten("nll_loss.default", "nll_loss_nd.default")
 def _nll(value: Value, a: Arguments) -> Value:
     """Of logarithms of probabilities, which are their own softmax."""
-    x, targets, ignore = a["self"], a["target"], int(a["ignore_index"])
+    x, targets, ignore = a["self"], a["target"], a["ignore_index"]
     return _of_classes(value, x, targets, a["weight"], a["reduction"], ignore, 0.0)
 
 
@@ -723,8 +729,8 @@ def _border(value: Value, x: Value, dim: int, count: int, end: int, mode: str, f
     if mode == "constant":
         return value.make_constant(torch.full(shape, fill, dtype=x.dtype))
     if mode == "replicate":
-        return value.make("expand", shape, x.dtype, x=sliced(value, x, dim, (size - 1) * end, 1))
+        return value.make("expand", shape, x.dtype, x=sliced(value, x, dim, (size - 1) * end, 1, -end))
     if mode == "circular":
-        return sliced(value, x, dim, 0 if end else size - count, count)
-    near = sliced(value, x, dim, size - 1 - count if end else 1, count)
+        return sliced(value, x, dim, 0 if end else size - count, count, 0 if end else -count)
+    near = sliced(value, x, dim, size - 1 - count if end else 1, count, -1 - count if end else 0)
     return value.make("along", shape, x.dtype, function="flip", x=near, dim=dim)

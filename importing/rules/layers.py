@@ -172,7 +172,7 @@ def _say_cross_entropy(write: Writer, value: Value) -> Said:
     whole = base(value.args["targets"])
     known = bool((whole.constant >= 0).all()) if whole.constant is not None else not whole.args.get("negative", True)
     without = ignore == -100 and known
-    ignored = None if without else ignore
+    ignored = None if without else write(ignore).text
     text = call(value.op, one.text, targets.text, over=over, ignore=ignored, smoothing=smoothing)
     if value.op == "cross_entropy":
         return Said(text)

@@ -374,6 +374,10 @@ class Program:
         """Of each layer what it reads of the layer before, and what it makes of it; None if these do not match."""
         inputs = [self.tree.inputs_of(scope) for scope in run]
         outputs = [self.tree.outputs_of(scope) for scope in run]
+        inside = {value for scope in run for value in scope.values}
+        between = {value for each in outputs[:-1] for value in each}
+        if any(self.tree.is_output(v) or any(r not in inside for r in self.tree.readers(v)) for v in between):
+            return None  # what a layer makes is read behind all of them
         made = set(outputs[0])
         places = [i for i, value in enumerate(inputs[1]) if value in made]
         if (

@@ -311,7 +311,8 @@ class Writer:
             wanted = self.file.part_name(value, wanted)
         if value.op == "part" and not body.is_free(wanted):
             wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
-        name = next(n for n in numbered(wanted) if body.is_free(n) and not self.file.is_called(n))
+        wanted = f"{wanted}_weight" if self.file.is_called(wanted) else wanted
+        name = next(n for n in numbered(wanted) if body.is_free(n) and n not in self.file.blocks)
         self.file.declared.add(name)
         keyword = "buffer" if value.op in ("buffer", "table") else "param"
         dtype = "" if value.is_float else "i64"
