@@ -247,7 +247,36 @@ class Gathering(nn.Module):
         return z, loss + F.binary_cross_entropy(z.sigmoid(), y, weight=weights) + z.std()
 
 
+class Windows(nn.Module):
+    """Windows that are not whole, bounds, rests of floats, places that are nearest, rows that are written where booleans
+    say, and weights of classes beside targets that are ignored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.mark = nn.Linear(6, 6), nn.Parameter(torch.rand(6))
+        self.register_buffer("bounds", torch.tensor([-0.5, 0.0, 0.5, 1.0]))
+        self.table, self.classes = nn.Embedding(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, chosen: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.up(x)
+        y[chosen] = self.mark
+        means = F.avg_pool1d(y, 4, 3, padding=1, ceil_mode=True)
+        others = F.avg_pool2d(y[:, None], (1, 3), (1, 2), padding=(0, 1), ceil_mode=True, count_include_pad=False)[:, 0]
+        most = F.max_pool1d(y, 4, 4, ceil_mode=True)
+        wide = F.interpolate(y, size=8) + F.interpolate(means, size=8)
+        rows = torch.searchsorted(y.detach().sort(-1).values, y.detach(), right=True)
+        y = y + self.table(torch.bucketize(y.detach(), self.bounds)).mean(2) + rows * 0.1 + y % 0.7
+        y = y + wide[..., 1:7] + others.sum(-1, keepdim=True) + most.sum(-1, keepdim=True)
+        logits = self.classes(y).transpose(1, 2)
+        return y, F.cross_entropy(logits, label, weight=torch.tensor([1.0, 2.0, 0.5, 3.0]), ignore_index=3) + y.mean()
+
+
 CASES = {
+    "windows": (
+        Windows,
+        lambda: {"x": torch.randn(3, 5, 6), "chosen": torch.rand(3, 5) > 0.5, "label": ids(3, 5, 4)},
+    ),
     "drawing": (Drawing, lambda: {"x": torch.randn(4, 6)}),
     "gathering": (
         Gathering,
