@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import define, field
 
+from partita.compiler.analysis.liveness import strided
 from partita.compiler.codegen.functions import StageFunctions, defs_in, is_literal, receives, sends, uses_in
 from partita.compiler.codegen.names import View, identifier
 from partita.compiler.codegen.statements import (
@@ -86,6 +87,7 @@ class StageEmitter:
         self.functions: dict[str, str] = {}
         self.constants = self._constants()
         self.views: dict[View, str] = {}  # views of constants, with their place in `p`
+        self.strided = strided(of.prologue)  # of which matrices are copies, that are made where they are read
 
     def _constants(self) -> dict[Value, str]:
         """Values constant over the step, with their place in `p`: parameters, the prologue's results, full inputs."""
@@ -213,6 +215,7 @@ class StageEmitter:
 
         # Views are free under torch.compile.
         writer = Writer(arguments, known, self.module, full, lend=None if self.module.compiled else view)
+        writer.names.lent -= self.strided
         writer.names.texts.update(self._accumulators())
         for node in self.stage.nodes:
             if is_literal(node):
