@@ -419,6 +419,7 @@ class Executor:
 
     def discard(self) -> None:
         """End the step that is computed as if it had not begun."""
+        self._streams.join()  # what is gathered or copied for it is free then
         self._totals = ()
         self._end()
         if self.stopwatch is not None:

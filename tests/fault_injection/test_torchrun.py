@@ -188,12 +188,11 @@ def test_what_is_lost_is_read_from_copies_in_memory(
     run = Agents(tmp_path, "two c10d", "train.checkpoint=every(1000, copies = 2)", replaced=True)
     agents.append(run)
     wait_until(lambda: len(run.ranks()) == RANKS, "all ranks are there", 300)
-    ranks = run.ranks()  # which takes as long as some steps
+    ranks, other = run.ranks(), 1 - run.host()  # to know takes as long as some steps
     wait_until(lambda: run.lines() >= 7, "line 7", 300)
     if lost == "rank":
         os.kill(ranks[1], signal.SIGKILL)
     else:
-        other = 1 - run.host()
         run.lose(other)
         run.processes[other] = run.start(other)
     assert run.wait() == [0] * 2, run.said

@@ -106,6 +106,19 @@ def test_memory_is_bounded_where_numbers_are_drawn(distribution: str, use: str):
         right(tried)
 
 
+def test_a_step_that_is_taken_back_frees_nothing_that_is_still_copied():
+    path = SPECS / "zoo" / "llama3.par"
+    added = """
+    mesh two(data = 2)
+    layout away on two { offload param  offload state  shard batch -> data  shard state -> data }
+    schedule turns = one_f_one_b(microbatches = 2)
+    """
+    chosen = ("layout=away", "schedule=turns", "train.compile=false", "train.clip=none", "layers=1")
+    spec, diagnostics = load_text(path.read_text() + added, path.name, (*chosen, "train.validate=after(calm=0)"), path)
+    assert spec is not None, diagnostics
+    right(try_rank(prepare(spec, gpu=True), 1))
+
+
 @pytest.mark.soak
 def test_the_host_waits_once_a_step():
     """For the statistics; all else is launched ahead."""
