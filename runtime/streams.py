@@ -74,6 +74,9 @@ class Streams(Protocol):
     def drained(self) -> Coroutine | None:
         """Wait until the host may continue after a list of instructions; None if it may at once."""
 
+    def join(self) -> None:
+        """What is computed next is behind all that is under way."""
+
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
         """What makes new tensors that another stream writes."""
 

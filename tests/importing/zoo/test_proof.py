@@ -248,8 +248,8 @@ class Gathering(nn.Module):
 
 
 class Windows(nn.Module):
-    """Windows that are not whole, bounds, rests of floats, places that are nearest, rows that are written where booleans
-    say, and weights of classes beside targets that are ignored.
+    """Windows that are not whole, bounds, rests of floats, places that are nearest, rows that are written where
+    booleans say, and weights of classes beside targets that are ignored.
     """
 
     def __init__(self) -> None:

@@ -245,6 +245,10 @@ class VirtualStreams:
         while self.computing():
             yield
 
+    def join(self) -> None:
+        """No step is taken back here while anything is under way."""
+        assert not any(self.queues.values())
+
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
         """What makes tensors with garbage, if possible of memory that was freed just now."""
         size = prod(shape) * dtype.itemsize
