@@ -103,7 +103,8 @@ def _imported(
     while True:
         program = Program(graph, solver, name or snake(type(module).__name__), state, dict(axes or {}), inlined)
         try:
-            return Imported(program.text(), graph, program, left_out)
+            text = f"# Outputs beside the loss are left out: {left_out}\n\n" * bool(left_out) + program.text()
+            return Imported(text, graph, program, left_out)
         except CallsDiffer as error:
             inlined.add(error.path)
 

@@ -76,14 +76,17 @@ class Program:
         return kept
 
     def _is_long_twice(self, value: Value, kept: Collection[Value]) -> bool:
-        """Whether one operation reads a value twice, as a square does, which is no short expression."""
+        """Whether one operation reads a value twice, as a square does, which is no short expression: a block, written
+        twice, would have two sets of parameters, and a dropout two masks.
+        """
         (reader,) = self.tree.readers(value)
         if sum(base(each) is value for each in reader.inputs) < 2:
             return False
         made, waiting = 0, [value]
         while waiting and made < LONG:
-            made += 1
-            waiting += [each for each in made_of(waiting.pop()) if each not in kept and each.op not in LEAVES]
+            each = waiting.pop()
+            made = made + 1 if each.op == "pointwise" else LONG
+            waiting += [x for x in made_of(each) if x not in kept and x.op not in LEAVES]
         return made >= LONG
 
     def _are_apart(self, value: Value, site: Value | Scope) -> bool:
