@@ -51,7 +51,7 @@ def sized(
     between sizes.
     """
     ours, different, unknown = _operations(graph), None, None
-    for free in _ways(inputs, solved):
+    for free, likely in _ways(inputs, solved):
         for more in LARGER if len(free) > 1 else LARGER[:1]:
             larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
@@ -69,7 +69,11 @@ def sized(
                 return twin
             different = different or larger
         columns = [inputs[name] for dims in free[1:] for name, _ in dims]  # or lengths, if ids or vectors have them
-        if different is not None and not all(each.dim() == 2 and each.is_floating_point() for each in columns):
+        if (
+            likely
+            and different is not None
+            and not all(each.dim() == 2 and each.is_floating_point() for each in columns)
+        ):
             sizes = " and ".join(str(list(each[name].shape)) for each in (inputs, different) for name in [*inputs][:1])
             raise NotUnderstood(f"operations differ between inputs of {sizes}: a loop of Python over a dimension?")
     if unknown is not None:
@@ -119,10 +123,12 @@ def _compare(
         value.args[name] = number
 
 
-def _ways(inputs: Mapping[str, Tensor], solved: Callable[[], list[list[Dim]]]) -> Iterator[list[list[Dim]]]:
+def _ways(
+    inputs: Mapping[str, Tensor], solved: Callable[[], list[list[Dim]]]
+) -> Iterator[tuple[list[list[Dim]], bool]]:
     """Dimensions that are likely to be of any size: the batch, and the length of sequences, each with all inputs that
     have it. Where other dimensions are as long as sequences, it is tried with these and without; then with those that
-    are one axis by what is computed; and at last with the batch alone.
+    are one axis by what is computed, of which some may not be of any size (False); and at last with the batch alone.
     """
     dims = [(name, dim) for name, each in inputs.items() for dim in range(each.dim())]
     batch = [dim for dim in dims if dim[1] == 0]
@@ -139,12 +145,12 @@ def _ways(inputs: Mapping[str, Tensor], solved: Callable[[], list[list[Dim]]]) -
             groups.append(list(dict.fromkeys([*own, *more])))
         if long and groups not in ways:
             ways.append(groups)
-    yield from ways
+    yield from ((way, True) for way in ways)
     groups = solved()
     if len(groups) > 1 and groups not in ways:
-        yield groups
+        yield groups, False
     if batch:
-        yield [batch]
+        yield [batch], True
 
 
 def _operations(graph: Captured) -> list[Value]:
