@@ -27,10 +27,10 @@ ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
 FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
 # Files whose lines are not of a module.
 NOT_THEIRS = ("/torch/", os.path.join(os.path.dirname(__file__), ""))
-# Buffers that training changes, if not this call.
 # Of a tensor these read its shape alone.
 FILLED = [getattr(torch.ops.aten, f"{each}_like") for each in ("zeros", "ones", "full")]
 FILLED += [getattr(torch.ops.aten, f"new_{each}") for each in ("zeros", "ones", "full")]
+# Buffers that training changes, if not this call.
 KEPT = ("running_mean", "running_var")
 
 
@@ -201,7 +201,7 @@ class _Capturing:
                 result = target(*own, **_elements(kwargs))
                 if isinstance(result, Tensor) and result.dtype == torch.float32 and result.numel() == 1:
                     # A number that the module computes, such as a square root, is as exact as the file's.
-                    result = target(*map(_wider, own), **{key: _wider(each) for key, each in _elements(kwargs).items()})
+                    result = target(*map(wider, own), **{key: wider(each) for key, each in _elements(kwargs).items()})
             value.constant = result if isinstance(result, Tensor) else None
             value.results = None if isinstance(result, Tensor) else result
         return value
@@ -261,10 +261,13 @@ def _elements(x: Any) -> Any:
     return {name: _elements(each) for name, each in x.items()} if isinstance(x, dict) else x
 
 
-def _wider(x: Any) -> Any:
+def wider(x: Any) -> Any:
+    """An argument of an operation, a tensor or a dtype, where that computes in f64."""
     if isinstance(x, Tensor):
-        return x.double() if x.dtype == torch.float32 else x
-    return torch.float64 if x is torch.float32 else x
+        return x.to(wider(x.dtype))
+    return (
+        {torch.float32: torch.float64, torch.complex64: torch.complex128}.get(x, x) if isinstance(x, torch.dtype) else x
+    )
 
 
 def _of_one(place: Place, index: int) -> Place:

@@ -71,11 +71,14 @@ def imported(
     `axes`: names of the dimensions of inputs. Outputs are left out if the loss alone can be said. Raises
     NotUnderstood.
     """
+    graph = capture(module, inputs)
     try:
-        return _imported(module, inputs, name, axes, "")
+        return _imported(module, inputs, graph, name, axes, "")
     except NotUnderstood as error:
+        if graph.shown == [graph.loss]:
+            raise
         try:
-            return _imported(module, inputs, name, axes, str(error))
+            return _imported(module, inputs, capture(module, inputs, loss_alone=True), name, axes, str(error))
         except NotUnderstood:
             raise error from None
 
@@ -83,15 +86,15 @@ def imported(
 def _imported(
     module: nn.Module,
     inputs: Mapping[str, Tensor],
+    graph: Captured,
     name: str | None,
     axes: Mapping[str, list[str]] | None,
     left_out: str,
 ) -> Imported:
-    graph = capture(module, inputs, bool(left_out))
     scaled = scalings(module)
 
     def solved() -> list[list[tuple[str, int]]]:
-        return Solver(understood(capture(module, inputs, bool(left_out)).written, scaled)).free_dimensions()
+        return Solver(understood(capture(module, inputs, graph.loss_alone).written, scaled)).free_dimensions()
 
     twin = sized(module, inputs, graph, solved)
     graph.rewrite(understood(graph.written, scaled))

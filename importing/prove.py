@@ -29,6 +29,7 @@ from partita.compiler.verify.proxy import single
 from partita.dsl.load import load
 from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
+from partita.importing.capture import wider
 from partita.importing.draws import Draws
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
@@ -341,8 +342,8 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor], tables: Collection[st
                     inner.graph.erase_node(node)
                     continue
                 node.target = EXACT.get(node.target, node.target)
-                node.args = tuple(_wider(each) for each in node.args)
-                node.kwargs = {key: _wider(each) for key, each in node.kwargs.items()}
+                node.args = tuple(wider(each) for each in node.args)
+                node.kwargs = {key: wider(each) for key, each in node.kwargs.items()}
         inner.recompile()
     graph.double()
     for path, holder in graph.named_modules():
@@ -368,12 +369,6 @@ def _in_f64() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(usual)
-
-
-def _wider(x: object) -> object:
-    return (
-        {torch.float32: torch.float64, torch.complex64: torch.complex128}.get(x, x) if isinstance(x, torch.dtype) else x
-    )
 
 
 def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tensor:

@@ -45,6 +45,9 @@ def _substituted(module: nn.Module) -> Iterator[None]:
         yield
 
 
+LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
 @contextmanager
 def _with_buffers_once(module: nn.Module) -> Iterator[None]:
     """Modules with buffers that stand at several places stand at one, preferably in a list: a graph cannot change a
@@ -58,10 +61,10 @@ def _with_buffers_once(module: nn.Module) -> Iterator[None]:
     for part, own in places.items():
         if len(own) < 2 or next(part.buffers(), None) is None:
             continue
-        own.sort(key=lambda place: not isinstance(place[0], nn.Sequential | nn.ModuleList | nn.ModuleDict))
+        own.sort(key=lambda place: not isinstance(place[0], LISTS))
         for holder, name in own[1:]:
             before.setdefault(holder, dict(holder._modules))
-            if not isinstance(holder, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            if not isinstance(holder, LISTS):
                 del holder._modules[name]
                 holder.__dict__[name] = part
     try:

@@ -15,6 +15,7 @@ from partita.importing.normal.pointwise import broadcasted, pointwise
 from partita.importing.normal.products import einsum
 from partita.importing.normal.reductions import reduced
 from partita.importing.normal.views import broadcast, expanded, permuted, selected, sliced, viewed
+from partita.importing.writing.tree import base
 
 
 @aten("layer_norm.default", "rms_norm.default")
@@ -601,11 +602,8 @@ def _of_classes(
 def _weighted(value: Value, x: Value, targets: Value, weight: Value, ignore: int) -> Value:
     """The mean of losses, weighted by the class of their targets."""
     each = value.make("token_nll", targets.shape, x=x, targets=targets, ignore=ignore)
-    source = targets
-    while source.op in ("view", "permute", "expand", "cast"):
-        source = source.args["x"]
     counts = None
-    if ignore >= 0 or source.args.get("negative", True):
+    if ignore >= 0 or base(targets).args.get("negative", True):
         counts = value.make("pointwise", targets.shape, torch.bool, function="not_equal", xs=[targets, ignore])
         targets = value.make("pointwise", targets.shape, targets.dtype, function="where", xs=[counts, targets, 0])
     own = value.make("embedding", targets.shape, table=weight, ids=targets, padding=None)
