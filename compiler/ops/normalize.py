@@ -167,8 +167,8 @@ class NormalizeGradient(Op):
         return self.over
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """With `center`, for torch's layer norm gradient."""
-        return _means_and_rates(operands[2]) if self.center else None
+        """For torch's gradient of a layer norm, or of an RMS norm on a GPU."""
+        return _means_and_rates(operands[2])
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The type of the normalized tensor."""
@@ -219,6 +219,10 @@ class ScaledNormGradient(Op):
     over: tuple[str, ...]
     sums = True
 
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """As of `NormalizeGradient`."""
+        return _means_and_rates(operands[2])
+
     def vmapped(self, axis: Axis) -> Op | None:
         """It has one scale for all positions."""
         return None
@@ -252,10 +256,6 @@ class LayerNormGradient(ScaledNormGradient):
     """Gradients of a layer norm's input, scale and shift, from the cotangent of the scaled and shifted result."""
 
     results = ("", "scale", "shift")
-
-    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """For torch's layer norm gradient."""
-        return _means_and_rates(operands[2])
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The type of the normalized tensor, and twice its axes `over`."""
@@ -321,7 +321,3 @@ class LayerNormScaleGradient(RmsNormGradient):
     """Gradients of the input and scale of a layer norm without a shift, from the cotangent of the scaled result."""
 
     center: ClassVar = True
-
-    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """For torch's layer norm gradient."""
-        return _means_and_rates(operands[2])
