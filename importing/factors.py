@@ -134,7 +134,7 @@ class Solver:
         if rule is None and DRAWN.match(value.op):
             raise value.refuse("random numbers are drawn that the language cannot draw: give them to `forward`")
         if value.op == "batch_statistic":
-            raise value.refuse("a batch norm that is called several times, whose statistics follow each other")
+            raise value.refuse("running statistics that are read after a batch norm has changed them")
         if rule is None:
             raise value.refuse(f"`aten.{value.op}`" if "." in value.op else f"`{value.op}`")
         dims = rule(self, value)

@@ -109,14 +109,21 @@ def _compare(
     before, after = ({dim: each[dim[0]].shape[dim[1]] for dim in free} for each in (inputs, larger))
     names = known() | {*LEAVES, "constant"}
     understood = all(value.op in names for value in ours)  # what is not is refused for that
-    numbers: list[tuple[Value, str, float]] = []
+    numbers: list[tuple[Value, str, float | list[float]]] = []
+
+    def of_sizes(value: Value, given: float, other: Any) -> float:
+        found = _of_sizes(given, other, before, after)
+        if found is None and understood:
+            raise value.refuse(f"the number {given} depends on sizes")
+        return given if found is None else found
+
     for value, twin in zip(ours, theirs, strict=True):
         for name, given in value.args.items():
-            if name not in PLACES and isinstance(given, int | float) and not isinstance(given, bool):
-                found = _of_sizes(given, twin.args[name], before, after)
-                if found is None and understood:
-                    raise value.refuse(f"the number {given} depends on sizes")
-                numbers.append((value, name, given if found is None else found))
+            if name == "shifts":
+                each = zip(given, twin.args[name], strict=True)
+                numbers.append((value, name, [of_sizes(value, own, other) for own, other in each]))
+            elif name not in PLACES and isinstance(given, int | float) and not isinstance(given, bool):
+                numbers.append((value, name, of_sizes(value, given, twin.args[name])))
     for value, twin in zip(ours, theirs, strict=True):
         value.twin = twin.shape
     for value, name, number in numbers:

@@ -77,7 +77,7 @@ def build(
         loss=loss if outputs else values[model.loss],
         metrics=() if outputs else tuple((name, values[index]) for name, index in model.metrics),
         scopes=tuple(builder.scopes),
-        updates=() if outputs else tuple(builder.updates),
+        updates=() if outputs else tuple(builder.updates.values()),
         asked=tuple((name, values[index]) for name, index in model.outputs if name in outputs),
     )
 
@@ -103,7 +103,7 @@ class _Builder(Builder):
         self.following: dict[str, tuple[str, float]] = {}  # of a parameter the one that it follows, and how slowly
         self.scopes: list[Scope] = []
         self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
-        self.updates: list[BufferWrite] = []
+        self.updates: dict[str, BufferWrite] = {}  # by what they change
         self.cotangents: dict[tuple[Value, Value], Value | None] = {}  # of what `grad` differentiated, by its operands
 
     def typed(self, type: Type) -> Type:
@@ -131,6 +131,7 @@ class _Builder(Builder):
         `owners` are the scopes of the parameters that it shares and of those around it, if not its own.
         """
         values = list(arguments)
+        names: dict[int, str] = {}  # of the parameters among the values
         owners = owners or (scope,)
         for position, step in enumerate(body.steps):
             self.scope, self.span = scope, step.span
@@ -145,9 +146,11 @@ class _Builder(Builder):
                 value = self.value(f"{scope}.{step.name}", self.typed(step.type))
                 self.parameters.append((value, step))
                 self.named[value.name] = value
+                names[len(values)] = value.name
                 values.append(value)
             elif isinstance(step, spec.SharedParameter):
-                values.append(self.shared(f"{owners[0]}.{step.parameter.name}"))
+                names[len(values)] = name = f"{owners[0]}.{step.parameter.name}"
+                values.append(self.shared(name))
             elif isinstance(step, spec.InstanceParameters):
                 self.share(step, scope, owners)
             elif isinstance(step, spec.Sample):
@@ -166,7 +169,9 @@ class _Builder(Builder):
                 values.extend(self.scanned(step, scope, values, owners))
             else:
                 values.extend(self.repeated(step, scope, values, owners))
-        self.updates += [self._update(each, values) for each in body.updates]
+        for each in body.updates:
+            name = names[each.buffer]
+            self.updates[name] = BufferWrite(name, values[each.value], each.span, each.after)
         return values
 
     def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:
@@ -179,9 +184,6 @@ class _Builder(Builder):
         if value.name not in self.copies:
             return step.initial
         return evolve(step.initial, arguments={**step.initial.arguments, "like": self.copies[value.name]})
-
-    def _update(self, each: spec.Update, values: Sequence[Value]) -> BufferWrite:
-        return BufferWrite(values[each.buffer].name, values[each.value], each.span, each.after)
 
     def share(self, step: spec.InstanceParameters, scope: str, owners: tuple[str, ...]) -> None:
         """Declare the parameters of an instance."""
@@ -196,17 +198,22 @@ class _Builder(Builder):
                 if step.decay is not None and value.type.is_float:
                     self.scope, self.span = inner, step.span
                     self.following[value.name] = source, step.decay
-                    self.updates.append(BufferWrite(value.name, self.shared(value.name), step.span))
+                    self.updates[value.name] = BufferWrite(value.name, self.shared(value.name), step.span)
 
     def shared(self, name: str) -> Value:
         """A parameter of an instance. One that follows another moves towards it before it is read: each reader computes
-        that for itself, on its own stage.
+        that for itself, on its own stage. Of a buffer, training reads what the calls before have made.
         """
         value = self.named[name]
         if name not in self.following:
-            return value
+            if name not in self.updates:
+                return value
+            updated = cast(self, self.updates[name].value, value.type.dtype)
+            updated = self.apply(Detach(), arranged(self, updated, value.type.names))
+            return pointwise(self, "where", self.apply(Constant(self.training, "bool")), updated, value)
         source, decay = self.following[name]
-        kept, new = scaled(self, value, decay), scaled(self, self.apply(Detach(), self.shared(source)), 1 - decay)
+        followed = self.shared(source) if source in self.following else self.named[source]
+        kept, new = scaled(self, value, decay), scaled(self, self.apply(Detach(), followed), 1 - decay)
         return pointwise(self, "add", kept, new, name=f"{self.scope}.{name.rpartition('.')[2]}")
 
     def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value], owners: tuple[str, ...]) -> list[Value]:

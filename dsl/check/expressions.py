@@ -441,7 +441,7 @@ class Expressions:
         segment = self.scope.segment(written.name.text)
         self.scope.segments[segment] = written.span
         operands = tuple(argument.value for argument in tensors)
-        body = checked.body if shared is None else sharing(checked.body, shared.parameters, written.span)
+        body = checked.body if shared is None else sharing(checked.body, shared, written.span)
         step = spec.CallBlock(called, segment, body, operands, written.span, place)
         values = self.scope.add(step, checked.results, max(1, checked.nodes), checked.depth + 1)
         return [Tensor(value.number, value.type, _text(written), written.span) for value in values]

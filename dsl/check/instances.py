@@ -43,8 +43,9 @@ class Instances:
         self.known.called.add(block.text)
         if checked is None:
             return
-        if any(map(_updates, spec.bodies(checked.body))):
-            message = f"`{block.text}` has an `update`, which each of several calls would make"
+        following = next(filter(None, map(_changes_once, spec.bodies(checked.body))), None)
+        if following is not None:
+            message = f"`{block.text}` has {following}, which each of several calls would make"
             raise refuse("E0228", message, statement.block.span, help=f"call `{block.text}` itself, once")
         parameters = parameters_only(checked.body)
         if not parameters.steps:
@@ -72,7 +73,7 @@ class Instances:
         if statement.following is not None:
             decay = self._decay(statement, statement.following)
         parameters = _untrained(source.parameters)
-        self.scope.instances[statement.name.text] = evolve(source, parameters=parameters)
+        self.scope.instances[statement.name.text] = evolve(source, parameters=parameters, copied=True)
         of = (levels, statement.source.text)
         name, span = statement.name.text, statement.span
         self._add(spec.InstanceParameters(source.block, name, parameters, (), span, copies=of, decay=decay))
@@ -126,10 +127,11 @@ def arrows_of(written: tree.Expression) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- bodies
 
 
-def _updates(body: spec.Body) -> bool:
-    """Whether a body changes something that it keeps, after a step."""
-    copies = (step for step in body.steps if isinstance(step, spec.InstanceParameters))
-    return bool(body.updates) or any(step.decay is not None for step in copies)
+def _changes_once(body: spec.Body) -> str | None:
+    """What of a body changes something once a step, however often it is called."""
+    if any(isinstance(step, spec.InstanceParameters) and step.decay is not None for step in body.steps):
+        return "an `ema copy`"
+    return "an `after update`" if any(each.after for each in body.updates) else None
 
 
 def parameters_only(body: spec.Body) -> spec.Body:
@@ -164,11 +166,17 @@ def _untrained(parameters: spec.Body) -> spec.Body:
     return evolve(parameters, steps=steps)
 
 
-def sharing(body: spec.Body, parameters: spec.Body, span: Span) -> spec.Body:
-    """The body of a call, at this place, of an instance that has these parameters. Raises Refused (E0228) if one has
-    another type there, since the call is over other axes.
+def sharing(body: spec.Body, shared: SharedBlock, span: Span) -> spec.Body:
+    """The body of a call, at this place, of an instance. Raises Refused (E0228) if one of its parameters has another
+    type there, since the call is over other axes.
     """
-    return _sharing(body, iter(parameters.steps), span, {})
+    body = _sharing(body, iter(shared.parameters.steps), span, {})
+    return _without_updates(body) if shared.copied else body
+
+
+def _without_updates(body: spec.Body) -> spec.Body:
+    steps = tuple(spec.with_bodies(step, _without_updates) for step in body.steps)
+    return evolve(body, steps=steps, updates=())
 
 
 def _sharing(

@@ -42,11 +42,14 @@ class Value:
 
 @frozen(eq=False)
 class SharedBlock:
-    """A block that is shared under a name, over axes, with its parameters alone as a body."""
+    """A block that is shared under a name, over axes, with its parameters alone as a body; or a copy of one, whose
+    calls update nothing.
+    """
 
     block: str
     substitution: Substitution
     parameters: spec.Body
+    copied: bool = False
 
 
 @frozen(eq=False)

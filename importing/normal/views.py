@@ -297,8 +297,10 @@ def _layer_norm(value: Value, a: Arguments, index: int) -> Value:
 
 @several("_native_batch_norm_legit_functional.default")
 def _batch_norm(value: Value, a: Arguments, index: int) -> Value:
-    names = ("input", "weight", "bias", "running_mean", "running_var")
-    x, scale, shift, mean, variance = (a[name] for name in names)
+    x, scale, shift, mean, variance = (a[name] for name in ("input", "weight", "bias", "running_mean", "running_var"))
+    # A second call begins with what the first has made of them: as its own, which the file shares.
+    if isinstance(mean, Value) and mean.op == "batch_statistic":
+        mean, variance = mean.args["mean"], variance.args["variance"]
     options = {"momentum": float(a["momentum"]), "eps": float(a["eps"]), "training": bool(a["training"])}
     op = "batch_norm" if index == 0 else "batch_statistic"
     return value.make(op, x=x, scale=scale, shift=shift, mean=mean, variance=variance, index=index, **options)
@@ -334,7 +336,7 @@ def _roll(value: Value, a: Arguments) -> Value:
     if not a["dims"] and x.rank != 1:
         raise value.refuse("`roll` of elements over all dimensions")
     for dim, by in zip(dims, a["shifts"], strict=True):
-        x = value.make("roll", x.shape, x.dtype, x=x, dim=int(dim) % x.rank, by=int(by))
+        x = value.make("roll", x.shape, x.dtype, x=x, dim=int(dim) % x.rank, by=by)
     return x
 
 

@@ -106,7 +106,7 @@ def _say_batch_norm(write: Writer, value: Value) -> Said:
     result = f"(x - {center}) * rsqrt({spread} + {write.constant('eps', args['eps'])})"
     result += f" * {names['scale']}" if "scale" in names else ""
     result += f" + {names['shift']}" if "shift" in names else ""
-    return evolve(x, text=write.own_block("batch_norm", [x], declared, [*lines, f"return {result}"]), binds=CALL)
+    return evolve(x, text=write.own_block(value, "batch_norm", [x], declared, [*lines, f"return {result}"]), binds=CALL)
 
 
 # Of a batch norm: arguments, what they are called, and how they begin if that is always the same.

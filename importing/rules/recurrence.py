@@ -79,6 +79,6 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
     else:
         step.append(f"let h = {kind.removeprefix('rnn_')}({of_input('h')} + {of_state('h')})")
     lines += [f"scan {seq}{' backward' if args['backward'] else ''} {{", *step, "}", "return h"]
-    text = write.own_block(kind.partition("_")[0], [x, *begin], declared, lines, ("x", "h", "c"))
+    text = write.own_block(value, kind.partition("_")[0], [x, *begin], declared, lines, ("x", "h", "c"))
     made = Said(text, (*x.dims[:-1], (hidden,)), (seq, *rest, hidden))
     return write.split(made, time, write.names_of(value)[time])

@@ -213,5 +213,5 @@ def _roll(solver: Solver, value: Value) -> list[Dim]:
 @says("roll")
 def _say_roll(write: Writer, value: Value) -> Said:
     x, (over,) = write.single(write(value.args["x"]), [value.args["dim"]])
-    made = evolve(x, text=call("roll", x.text, over=over, by=value.args["by"]), binds=0)
+    made = evolve(x, text=call("roll", x.text, over=over, by=write(value.args["by"]).text), binds=0)
     return write.split(made, value.args["dim"], write.names_of(value)[value.args["dim"]])

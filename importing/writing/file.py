@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from math import prod
 from string import ascii_lowercase
 
@@ -22,6 +22,10 @@ from partita.importing.writing.tree import Tree, base
 Names = tuple[str, ...]
 TABLES = "tables.safetensors"  # beside the file, with what no formula says
 FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
+
+
+def _text(head: str, inner: Body) -> str:
+    return f"({head}) {{\n{inner.text}\n}}"
 
 
 class File:
@@ -186,6 +190,15 @@ class File:
                 return each
         return body
 
+    def has_calls(self, value: Value, op: str, body: Body) -> bool:
+        """Whether several operations of a kind read a parameter, or the same part of one, in a body."""
+        same = [value]
+        if value.op == "part":
+            parts = (each for each in self.tree.users[value.source] if each.op == "part")
+            same = [each for each in parts if each.args["start"] == value.args["start"]]
+        inside = {made for scope in body.scopes for made in scope.values}
+        return len({each for part in same for each in self.tree.readers(part) if each.op == op and each in inside}) > 1
+
     def summed(self, value: Value) -> tuple[int, ...]:
         """The dimensions of a weight that products sum over, if all that read it are products."""
         readers = self.tree.readers(value)
@@ -213,9 +226,40 @@ class File:
         inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
         return name
 
+    def shared(self, key: str, path: str, wanted: str, head: str, inner: Body, body: Body) -> tuple[str, ...] | None:
+        """What the calls of a module share that is at a path: a name, and the axes that this call renames. None if it
+        is no call of the first one's block. The `key` tells apart what one module has several of.
+        """
+        known = body.shared.get(key)
+        if known is not None:
+            pairs = self._differing(self.blocks[known[1]], _text(head, inner))
+            return None if pairs is None else (known[0], *(f"{one} -> {other}" for one, other in pairs.items()))
+        usual = valid(re.sub(r".*\.(?=\D)", "", path).replace(".", "_"))
+        block = self.defined(wanted if wanted != usual or wanted in self.blocks else f"{wanted}_block", head, inner)
+        name = next(n for n in numbered(usual) if n not in self.blocks and n not in self.axes.sizes and body.is_free(n))
+        body.shared[key] = name, block
+        inner.name = name
+        body.calls[name] = [inner]
+        return (name,)
+
+    def _differing(self, first: str, other: str) -> dict[str, str] | None:
+        """The axes that another text of a block has instead, also in the blocks that it calls; None if more differs."""
+        pairs: dict[str, str] = {}
+        for one, its in zip_longest(*(re.split(r"(\W+)", text) for text in (first, other))):
+            found: dict[str, str] | None = {one: its}
+            if one != its and one in self.blocks and its in self.blocks:
+                found = self._differing(self.blocks[one], self.blocks[its])
+            elif one not in self.axes.sizes or its not in self.axes.sizes:
+                found = {} if one == its else None
+            if found is None or any(pairs.setdefault(each, of) != of for each, of in found.items()):
+                return None
+        if len(set(pairs.values())) < len(pairs):
+            return None
+        return {one: its for one, its in pairs.items() if one != its}
+
     def defined(self, wanted: str, head: str, inner: Body) -> str:
         """The name of a block with this text."""
-        text = f"({head}) {{\n{inner.text}\n}}"
+        text = _text(head, inner)
         letters = (
             f"{wanted}_{first}{last}" for first in ("", *ascii_lowercase) for last in ascii_lowercase[not first :]
         )

@@ -262,10 +262,12 @@ class Program:
         inner.lines.append(f"return {', '.join(texts)}")
         wanted, head = snake(scope.kind, self.roots), ", ".join(heads)
         if calls:
-            name = self._shared(scope, wanted, head, inner, body)
+            shared = self.file.shared(scope.path, scope.path, wanted, head, inner, body)
+            if shared is None:
+                raise CallsDiffer(scope.path)
+            text = call(shared[0], *given, *shared[1:])
         else:
-            name = self.file.block(wanted, head, inner, body)
-        text = call(name, *given)
+            text = call(self.file.block(wanted, head, inner, body), *given)
         if len(outputs) == 1:
             (made,) = outputs
             said = evolve(results[0], text=text, binds=CALL)
@@ -292,23 +294,6 @@ class Program:
     def _is_own(self, scope: Scope) -> bool:
         """Whether a call has a body of its own."""
         return self._is_block(scope) or (scope.number is not None and not scope.is_torch)
-
-    def _shared(self, scope: Scope, wanted: str, head: str, inner: Body, body: Body) -> str:
-        """The name of a module whose calls share parameters."""
-        block = self.file.defined(wanted, head, inner)
-        known = body.shared.get(scope.path)
-        if known is not None:
-            if known[1] != block:
-                raise CallsDiffer(scope.path)
-            return known[0]
-        path = scope.path.split(".")
-        usual = valid("_".join(path[-2:]) if path[-1].isdigit() else path[-1])
-        taken = (*self.file.blocks, *self.file.axes.sizes)
-        name = next(n for n in numbered(usual) if n not in taken and body.is_free(n))
-        body.shared[scope.path] = name, block
-        inner.name = name
-        body.calls[name] = [inner]
-        return name
 
     def _memory_order(self, said: Said) -> Names:
         ordered = [name for dim in said.dims for name in dim if name in said.axes]
@@ -411,9 +396,12 @@ class Program:
     def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """The text that each layer would be, as the body of a repeat; without any effect."""
         blocks, constants = dict(self.file.blocks), dict(self.file.constants)
+        shared = [(each, dict(each.shared), dict(each.calls)) for each in body.around()]
         names = self._carried(run, handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
         self.file.blocks, self.file.constants = blocks, constants
+        for each, own, calls in shared:
+            each.shared, each.calls = own, calls
         return texts
 
     def _carried(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:

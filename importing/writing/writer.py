@@ -335,17 +335,30 @@ class Writer:
 
     def own_block(
         self,
+        value: Value,
         name: str,
         inputs: Sequence[Said],
         declared: Sequence[Declared],
         lines: Sequence[str],
         called: Sequence[str] = ("x",),
     ) -> str:
-        """A call of a block that has these parameters and lines, with inputs that are called so there."""
+        """A call of a block that has these parameters and lines, with inputs that are called so there. Several calls of
+        one module share it.
+        """
         inner = Body("block", self.body.scopes, self.body, lines=list(lines))
         inner.parameters = {each.value: each for each in declared}
         head = ", ".join(f"{own}: [{', '.join(each.axes)}]" for own, each in zip(called, inputs, strict=False))
-        return call(self.file.block(name, head, inner, self.body), *(each.text for each in inputs))
+        given = [each.text for each in inputs]
+        if declared:
+            first = declared[0].value
+            body = self.file.home_of(first, self.body)
+            if self.file.has_calls(first, value.op, body):
+                key = first.source.args["names"][0]
+                shared = self.file.shared(key, key.rpartition(".")[0] or name, name, head, inner, body)
+                if shared is None:
+                    raise value.refuse("calls of a module that differ in more than their axes")
+                return call(shared[0], *given, *shared[1:])
+        return call(self.file.block(name, head, inner, self.body), *given)
 
     def initial(self, value: Value) -> str:
         """How a parameter begins."""

@@ -13,8 +13,7 @@ block gain(x: [batch, embed]) { param g: [embed] ~ ones()  return x * g }
 block plain(x: [batch, embed]) { return tanh(x) }
 block counting(x: [batch, embed]) {
   param g: [embed] ~ ones()
-  buffer seen: [] ~ zeros()
-  update seen = seen + 1
+  after update g = g * 0.5
   return x * g
 }
 block net(x: [batch, embed]) {
@@ -94,7 +93,7 @@ def test_the_words_stay_names(word: str):
             "= net",
             "= counting",
             "E0228",
-            "`counting` has an `update`, which each of several calls would make",
+            "`counting` has an `after update`, which each of several calls would make",
             "call `counting` itself, once",
         ),
         ("tower", "gain", "E0217", "`gain` is a block already", "give it another name"),

@@ -144,6 +144,8 @@ class Walk:
             found = self.after if each.after else self.updates
             name, axes = values[each.buffer].source, values[each.buffer].axes
             found[name] = values[each.value].ordered(axes).data.detach().clone()
+            if self.training and not each.after:  # what is shared is read by later calls
+                self.shared[name] = evolve(values[each.buffer], data=found[name])
         return values
 
     def follow(self, path: str, source: str, decay: float) -> None:

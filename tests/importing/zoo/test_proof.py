@@ -272,7 +272,38 @@ class Windows(nn.Module):
         return y, F.cross_entropy(logits, label, weight=torch.tensor([1.0, 2.0, 0.5, 3.0]), ignore_index=3) + y.mean()
 
 
+class Twins(nn.Module):
+    """Two views of other lengths by one network, recurrent and with norms that keep statistics; pairs that are found by
+    rolling; and a layer with such a norm that is called again and again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.free = nn.LSTM(6, 6, batch_first=True, bidirectional=True), nn.BatchNorm1d(6, affine=False)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.GELU()) for _ in range(3)])
+        self.out, self.again = nn.Linear(12, 6), nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=0.3))
+
+    def encode(self, x: Tensor) -> Tensor:
+        x = self.out(self.lstm(x)[0].mean(1))
+        for layer in self.layers:
+            x = x + layer(x)
+        for _ in range(2):
+            x = x + self.again(x)
+        return self.free(x)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = self.encode(x), self.encode(y)
+        both = torch.cat([p, q])
+        near = both @ both.T / 4
+        same = torch.eye(len(both), dtype=torch.bool)
+        near = near.masked_fill(same, -9e15)
+        return both, (near.logsumexp(-1) - (near * same.roll(len(x), 0)).sum(-1)).mean() + F.mse_loss(
+            self.free(p), p * q
+        )
+
+
 CASES = {
+    "twins": (Twins, lambda: {"x": torch.randn(4, 5, 6), "y": torch.randn(4, 7, 6)}),
     "windows": (
         Windows,
         lambda: {"x": torch.randn(3, 5, 6), "chosen": torch.rand(3, 5) > 0.5, "label": ids(3, 5, 4)},
