@@ -160,6 +160,10 @@ class Axes:
             vote(table[0], 120, "experts")
             for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
                 vote(dim, 5, "ffn" if letter in args["out"] else "embed")
+        elif value.op == "ctc_loss":
+            x, targets = ([leaves(dim) for dim in self.solver.dims[args[name]]] for name in ("log_p", "targets"))
+            for dim, weight, name in ((x[0], 20, "frames"), (x[2], 50, "classes"), (targets[1], 100, "labels")):
+                vote(dim, weight, name)
         elif value.op == "linear_scan":
             vote(dims[-1], 40, "states")
             if value.rank == 5:  # [batch, seq, heads, head, states], as in Mamba-2

@@ -6,7 +6,7 @@ The proof compares the module as it is with what its substitutes compute.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ def _substituted(module: nn.Module) -> Iterator[None]:
                 if file.startswith("transformers.") and hasattr(sys.modules[file], name):
                     stack.enter_context(_replaced(sys.modules[file], name, function))
         stack.enter_context(_replaced(F, "embedding_bag", _embedding_bag))
+        stack.enter_context(_replaced(F, "ctc_loss", _ctc_loss))
         stack.enter_context(_with_buffers_once(module))
         yield
 
@@ -113,6 +114,62 @@ def _embedding_bag(
     counted = (input != padding_idx).to(rows.dtype)
     total = (rows * counted[..., None]).sum(1)
     return total if mode == "sum" else total / counted.sum(1, keepdim=True).clamp(min=1)
+
+
+# ------------------------------------------------------------ connectionist temporal classification
+
+
+@torch.library.custom_op("partita::ctc_loss", mutates_args=())
+def ctc_nll(log_p: Tensor, targets: Tensor, frames: Tensor, lengths: Tensor, blank: int, zero: bool) -> Tensor:
+    """The negative logarithm of each row's probability: torch's loss, whose graph has the sizes of what lengths say.
+
+    log_p: [time, batch, classes]; targets: [batch, labels]; frames, lengths: [batch].
+    """
+    return _of_torch(log_p, targets, frames, lengths, blank, "none", zero)
+
+
+_of_torch: Callable[..., Tensor] = F.ctc_loss  # before it is replaced
+
+
+@ctc_nll.register_fake
+def _(log_p: Tensor, targets: Tensor, frames: Tensor, lengths: Tensor, blank: int, zero: bool) -> Tensor:
+    return log_p.new_empty(log_p.shape[1])
+
+
+def _keep_rows(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, int, bool], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.options = inputs[4:]
+
+
+def _backward_of_rows(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    log_p, *others = ctx.saved_tensors
+    blank, zero = ctx.options
+    with torch.enable_grad():
+        own = log_p.detach().requires_grad_()
+        (found,) = torch.autograd.grad(_of_torch(own, *others, blank, "none", zero), own, gradient)
+    return found, None, None, None, None, None
+
+
+ctc_nll.register_autograd(_backward_of_rows, setup_context=_keep_rows)
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """Rows of targets, each of which has a length."""
+    if log_probs.dim() != 3 or targets.dim() != 2:
+        raise ValueError("ctc_loss: only batches are understood, with a row of targets for each")
+    frames, lengths = (torch.as_tensor(each).long() for each in (input_lengths, target_lengths))
+    rows: Tensor = ctc_nll(log_probs, targets.long(), frames, lengths, blank, zero_infinity)
+    if reduction == "mean":
+        return (rows / lengths.clamp(min=1)).mean()
+    return rows.sum() if reduction == "sum" else rows
 
 
 # ------------------------------------------------------------ recurrences

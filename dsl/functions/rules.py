@@ -131,15 +131,18 @@ def _atan2(use: Use) -> Typed:
 
 @function("logaddexp", slots=["a", "b"])
 def _logaddexp(use: Use) -> Decomposition:
-    """b + log(1 + exp(a − b))."""
+    """max(a, b) + log(1 + exp(−|a − b|)): neither is lost beside the other, however low that is."""
     type = Type(use.floating("a", "b"), widest(use, "a", "b"))
+    both = (use["a"].value, use["b"].value)
     return Decomposition(
         (
-            PrimitiveCall("subtract", (use["a"].value, use["b"].value), type, {}),
-            PrimitiveCall("softplus", (PrimitiveResult(0),), type, {}),
-            PrimitiveCall("add", (use["b"].value, PrimitiveResult(1)), type, {}),
+            PrimitiveCall("subtract", both, type, {}),
+            PrimitiveCall("abs", (PrimitiveResult(0),), type, {}),
+            PrimitiveCall("log_sigmoid", (PrimitiveResult(1),), type, {}),
+            PrimitiveCall("maximum", both, type, {}),
+            PrimitiveCall("subtract", (PrimitiveResult(3), PrimitiveResult(2)), type, {}),
         ),
-        (2,),
+        (4,),
     )
 
 

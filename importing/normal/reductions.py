@@ -124,6 +124,12 @@ def _linear_scan(value: Value, a: Arguments) -> Value:
     return value.make("linear_scan", a=a["a"], x=a["x"], dim=a.dim(rank=value.rank))
 
 
+@aten("partita.ctc_loss.default")
+def _ctc_loss(value: Value, a: Arguments) -> Value:
+    named = {name: a[name] for name in ("log_p", "targets", "frames", "lengths")}
+    return value.make("ctc_loss", blank=int(a["blank"]), zero=bool(a["zero"]), **named)
+
+
 @aten("cumprod.default")
 def _cumprod(value: Value, a: Arguments) -> Value:
     """h[t] = x[t] · h[t-1], which begins with 1."""

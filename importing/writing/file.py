@@ -87,6 +87,14 @@ class File:
             self.units.append(self.axes.free(["one"], 1))
         return self.units[number]
 
+    def computed(self, name: str, formula: str, size: int) -> str:
+        """An axis whose size others say."""
+        key = (formula,)
+        if key not in self.merges:
+            self.merges[key] = self.axes.free([name], size)
+            self.axes.formulas[self.merges[key]] = formula
+        return self.merges[key]
+
     def parts(self, name: str, wanted: Sequence[tuple[str, int]]) -> Names:
         """The axes that an axis is split into."""
         key = (name, tuple(f"{part}={size}" for part, size in wanted))

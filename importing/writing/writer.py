@@ -105,6 +105,10 @@ class Writer:
             made.append(self.merged_name(names) if names else one)
         return made
 
+    def computed(self, name: str, formula: str, size: int) -> str:
+        """An axis whose size others say."""
+        return self.file.computed(name, formula, size)
+
     def parts_of(self, name: str, *parts: tuple[str, int]) -> Names:
         """The axes that an axis is split into, given what they are called and their sizes."""
         return self.file.parts(name, parts)
@@ -347,7 +351,9 @@ class Writer:
         """
         inner = Body("block", self.body.scopes, self.body, lines=list(lines))
         inner.parameters = {each.value: each for each in declared}
-        head = ", ".join(f"{own}: [{', '.join(each.axes)}]" for own, each in zip(called, inputs, strict=False))
+        dtypes = ("" if each.dtype in ("f32", "number") else each.dtype for each in inputs)
+        heads = zip(called, dtypes, inputs, strict=False)
+        head = ", ".join(f"{own}: {dtype}[{', '.join(each.axes)}]" for own, dtype, each in heads)
         given = [each.text for each in inputs]
         if declared:
             first = declared[0].value

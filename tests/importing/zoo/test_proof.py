@@ -302,7 +302,32 @@ class Twins(nn.Module):
         )
 
 
+class Speech(nn.Module):
+    """Frames and labels of other lengths than the batch's, labels that follow themselves, and too few frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.out = nn.Conv1d(5, 8, 3, stride=2, padding=1), nn.Linear(8, 7)
+        self.ctc = nn.CTCLoss(blank=3, zero_infinity=True)
+
+    def forward(self, mel: Tensor, frames: Tensor, labels: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = self.out(self.up(mel).transpose(1, 2).tanh()).log_softmax(-1)
+        frames = (frames + 1) // 2
+        others = labels.flip(1)
+        rows = F.ctc_loss(log_p.transpose(0, 1), others, frames, lengths, 3, reduction="none", zero_infinity=True)
+        return rows, self.ctc(log_p.transpose(0, 1), labels, frames, lengths) + rows.square().mean()
+
+
 CASES = {
+    "speech": (
+        Speech,
+        lambda: {
+            "mel": torch.randn(4, 5, 19),
+            "frames": torch.tensor([19, 15, 17, 4]),
+            "labels": torch.tensor([[1, 1, 5, 2], [0, 6, 6, 1], [4, 0, 2, 2], [5, 5, 1, 1]]),
+            "lengths": torch.tensor([4, 2, 3, 4]),
+        },
+    ),
     "twins": (Twins, lambda: {"x": torch.randn(4, 5, 6), "y": torch.randn(4, 7, 6)}),
     "windows": (
         Windows,
