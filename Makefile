@@ -58,8 +58,8 @@ planted: $(VENV)/installed
 
 # The parser's table and the grammar of editors are made from the grammar, and kept; tests hold them there.
 grammar: $(VENV)/installed
-	$(BIN)/python -m partita.dsl.syntax.tables
-	$(BIN)/python -m partita.cli.editor.textmate
+	$(BIN)/python -m tests.dsl.parse_table
+	$(BIN)/python -m tests.cli.editor.textmate
 
 # The error index from its table, and the outputs that the pages show; tests hold them there.
 docs: $(VENV)/installed

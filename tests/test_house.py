@@ -130,7 +130,7 @@ def test_no_modules_import_each_other():
 # ---------------------------------------------------------------- imports within functions
 
 # What takes long to import, or that not every installation has. Nothing else is imported within functions.
-HEAVY = {"torch", "numpy", "safetensors", "transformers", "rich", "matplotlib", "lark", "pygls", "argcomplete"}
+HEAVY = {"torch", "numpy", "safetensors", "transformers", "rich", "matplotlib", "pygls", "argcomplete"}
 # And these, which no ordinary run needs: suggestions for misspelt names, the versions in a checkpoint's manifest.
 RARE = {"difflib", "importlib.metadata"}
 # `import partita`, and commands that need no runtime, import nothing before it is used.

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from partita import grammars
 from partita.dsl import limits
 from partita.dsl.advice.foreign import SIGNS
 from partita.dsl.advice.report import Full, Report
 from partita.dsl.syntax.source import Source, Span
-from partita.dsl.syntax.tables import TABLE
 from partita.dsl.syntax.units import shortened
 
 # A string in single quotes; a number and white space before its unit.
@@ -54,7 +55,7 @@ SPOKEN = {
 
 @frozen(eq=False)
 class Language:
-    """The grammar's table in the form that the lexer and the parser use."""
+    """The grammar's table (see `partita.grammars`) in the form that the lexer and the parser use."""
 
     words: dict[str, str]
     soft: frozenset[str]  # terminals of the words that are not reserved
@@ -69,7 +70,7 @@ class Language:
 @cache
 def language() -> Language:
     """The language of .par files, loaded once."""
-    data: dict[str, Any] = json.loads(TABLE.read_bytes())
+    data: dict[str, Any] = json.loads(Path(grammars.__file__).with_name("par.json").read_bytes())
     words: dict[str, str] = data["words"]
     marks = sorted((word for word in words if not word.isalpha()), key=len, reverse=True)
     parts = [f"(?P<{name}>{pattern})" for name, pattern in data["patterns"]]

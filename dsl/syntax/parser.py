@@ -1,4 +1,4 @@
-"""Text → syntax tree, by the LALR(1) table of the grammar (see `partita.dsl.syntax.tables`).
+"""Text → syntax tree, by the LALR(1) table of the grammar (see `partita.grammars`).
 
 `parse_file` reports every syntax error that it can and returns what it could parse: after an error it resumes at the
 next declaration keyword that is outside all brackets or starts a line. The parser keeps its own stack, so no input is

@@ -16,7 +16,7 @@ from partita.cli.extras import EXTRAS, explained, missing
 from partita.cli.main import main
 from tests.files import ROOT, parts
 
-BASE = ("attr", "attrs", "lark", "rich", "pygments", "markdown_it", "mdurl")
+BASE = ("attr", "attrs", "rich", "pygments", "markdown_it", "mdurl")
 FILE = """\
 axis batch = 8, embed = 6
 

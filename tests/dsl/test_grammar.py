@@ -6,26 +6,26 @@ import pytest
 from lark import Lark
 
 from partita.dsl.advice.report import Report
-from partita.dsl.syntax import tables
 from partita.dsl.syntax.lexer import RESERVED_WORDS, language, tokenize
 from partita.dsl.syntax.parser import BUILDERS
 from partita.dsl.syntax.source import Source
+from tests.dsl import parse_table
 from tests.files import SPECS
 
 FILES = sorted(SPECS.glob("*.par"))
-GRAMMAR = tables.GRAMMAR.read_text()
+GRAMMAR = parse_table.GRAMMAR.read_text()
 
 
 def test_the_grammar_is_lalr_without_conflicts():
-    Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
+    Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(parse_table.STARTS))
 
 
 def test_the_table_is_the_grammars():
-    assert tables.TABLE.read_text() == tables.text(tables.build(GRAMMAR)), "run python -m partita.dsl.syntax.tables"
+    assert parse_table.TABLE.read_text() == parse_table.text(parse_table.build(GRAMMAR)), "run `make grammar`"
 
 
 def test_every_rule_has_a_builder():
-    built = {builder for builder, *_ in json.loads(tables.TABLE.read_text())["rules"]} - {"", "?"}
+    built = {builder for builder, *_ in json.loads(parse_table.TABLE.read_text())["rules"]} - {"", "?"}
     assert built == set(BUILDERS)
 
 
@@ -33,7 +33,7 @@ def test_every_rule_has_a_builder():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_tokens_are_larks(path):
     text = path.read_text()
-    lark = Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
+    lark = Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(parse_table.STARTS))
     ours = [(t.kind, t.text) for t in tokenize(Source("x", text), Report())][:-1]
     assert ours == [(t.type, str(t)) for t in lark.lex(text)]
 

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.lark import from_lark
 from lark import Lark
 
-from partita.dsl.syntax import tables
 from partita.dsl.syntax.lexer import RESERVED_WORDS, language
+from tests.dsl import parse_table
 from tests.fuzz import targets
 
-GRAMMAR = Lark(tables.GRAMMAR.read_text(), parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
+GRAMMAR = Lark(
+    parse_table.GRAMMAR.read_text(), parser="lalr", lexer="basic", strict=True, start=list(parse_table.STARTS)
+)
 # Names where they may not stand. `not` stands where names do.
 SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS - {"not"})
 WORDS = ["a", "batch", "embed", "x", "w", "net", "line", "pipe", "cut", "s", "dot", "mean", "relu", "normal", "zeros"]

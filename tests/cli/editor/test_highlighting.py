@@ -10,9 +10,9 @@ from pygments import lex
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.token import Comment, Error, Keyword, Name, Number, Operator
 
-from partita.cli.editor import textmate
 from partita.cli.editor.lexer import ParLexer
 from partita.dsl.syntax.lexer import language
+from tests.cli.editor import textmate
 from tests.files import ROOT, SPECS
 
 LINES = """const drop = 10%  # a constant
@@ -52,7 +52,6 @@ def test_words_are_keywords_where_they_stand() -> None:
 def test_the_textmate_grammar_is_the_one_of_the_language() -> None:
     """Otherwise: `make grammar`."""
     assert textmate.FILE.read_text() == textmate.text()
-    assert textmate.FILE.is_relative_to(ROOT)
     matches = [each["match"] for each in textmate.grammar()["patterns"] if "match" in each]
     for word in language().words:
         assert any(re.search(each, f"{word} x") for each in matches) or not word.isalpha(), word

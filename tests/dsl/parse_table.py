@@ -1,38 +1,26 @@
-"""Grammar → parse table: `python -m partita.dsl.syntax.tables` writes grammars/par.json from grammars/par.lark.
+"""Grammar → parse table: `python -m tests.dsl.parse_table` writes grammars/par.json from grammars/par.lark.
 
-Lark builds the LALR(1) table, which takes a third of a second: too long for every `check`. This module writes it with a
-canonical numbering, so that the file changes only when the grammar does; `partita.dsl.syntax.parser` reads it and needs
-no Lark. The format of the file:
-
-    words     text of a keyword or punctuation mark -> name of its terminal
-    patterns  [name, regular expression] of the other terminals
-    ignored   the names of the terminals that are skipped
-    rules     [builder, length, kept]: what a reduction builds ("" inlines its parts into the enclosing rule, "?"
-              passes its only part on), how many symbols it pops off the stack, and which of them are its parts
-    origins   the nonterminal that each rule reduces to
-    states    symbol -> state to go to (0 or more) or rule to reduce, as -1 - rule; one mapping per state
-    starts    start symbol -> [first state, last state]
+Lark builds the LALR(1) table. This module writes it with a canonical numbering, so that the file changes only when the
+grammar does; `partita.grammars` describes its format.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from partita import grammars
+from lark import Lark
+from lark.grammar import Rule
+from lark.lexer import TerminalDef
+
+from tests.files import ROOT
 
 STARTS = ("file", "expression")
-FOLDER = Path(next(iter(grammars.__path__)))
-GRAMMAR, TABLE = FOLDER / "par.lark", FOLDER / "par.json"
+GRAMMAR, TABLE = ROOT / "grammars" / "par.lark", ROOT / "grammars" / "par.json"
 
 
 def build(grammar: str) -> dict[str, Any]:
     """The parse table of a grammar. Lark raises on conflicts and on overlapping terminals."""
-    from lark import Lark
-    from lark.grammar import Rule
-    from lark.lexer import TerminalDef
-
     lark = Lark(grammar, parser="lalr", lexer="basic", strict=True, start=list(STARTS))
     data, memo = lark.memo_serialize([TerminalDef, Rule])
     table = data["parser"]["parser"]
@@ -99,10 +87,5 @@ def text(table: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def main() -> None:
-    """Write the table."""
-    TABLE.write_text(text(build(GRAMMAR.read_text(encoding="utf-8"))), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    TABLE.write_text(text(build(GRAMMAR.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from partita.cli.editor.lexer import CONSTANTS, LOGICAL
 from partita.dsl.syntax.lexer import language
 from partita.dsl.types import DTYPES
+from tests.files import ROOT
 
-FILE = Path(__file__).resolve().parents[2] / "editors" / "vscode" / "syntaxes" / "par.tmLanguage.json"
+FILE = ROOT / "editors" / "vscode" / "syntaxes" / "par.tmLanguage.json"
 
 
 def grammar() -> dict[str, Any]:
