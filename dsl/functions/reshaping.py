@@ -200,9 +200,7 @@ def _grouped(use: Use) -> tuple[tuple[Axis, ...], Axis]:
     use.has("ids", arrow.left, "->")
     use.within("ids", use["x"].type.names, f"the axes of `{use['x'].text}`")
     (group,) = arrow.right
-    if use["x"].type.has(group.name):
-        message = f"`{use['x'].text}` must not have the axis `{group.name}` that the ids index"
-        raise use.refuse("E0204", message, "x")
+    use.lacks("x", [group], "that the ids index")
     return arrow.left, group
 
 

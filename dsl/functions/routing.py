@@ -73,10 +73,8 @@ def _routed_dot(use: Use) -> Typed:
     use.has("w", [along], "along")
     if along.name in names(over):
         raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
-    for slot, whose in (("x", "multiplied by the matrices that it chooses from"), ("ids", "that it indexes")):
-        if use[slot].type.has(along.name):
-            message = f"`{use[slot].text}` must not have the axis `{along.name}` {whose}"
-            raise use.refuse("E0204", message, slot)
+    use.lacks("x", [along], "multiplied by the matrices that it chooses from")
+    use.lacks("ids", [along], "that it indexes")
     for axis in over:
         if ids.has(axis.name):
             message = f"`{use['ids'].text}` must not have the axis `{axis.name}`, which is summed over"
@@ -100,13 +98,6 @@ def _experts(use: Use, slot: str) -> tuple[Axis, Axis]:
     return experts, slots
 
 
-def _without(use: Use, slot: str, axes: tuple[Axis, ...], place: str) -> None:
-    """Require that a tensor has none of these axes (E0204)."""
-    for axis in axes:
-        if use[slot].type.has(axis.name):
-            raise use.refuse("E0204", f"`{use[slot].text}` must not have the axis `{axis.name}` of `{place}`", slot)
-
-
 def _order(use: Use, others: Type) -> tuple[str, ...]:
     """The axes along which slots are given out, the slowest first: choices, if there are several, then positions.
 
@@ -128,8 +119,8 @@ def _dispatch(use: Use) -> Typed:
     experts, slots = _experts(use, "into")
     x, over = use["x"].type, use["over"]
     use.has("x", [over])
-    _without(use, "x", (experts, slots), "into")
-    _without(use, "ids", (experts, slots), "into")
+    use.lacks("x", (experts, slots), "of `into`")
+    use.lacks("ids", (experts, slots), "of `into`")
     order = _order(use, x)
     axes: list[Axis] = []
     for axis in x.axes:
@@ -144,8 +135,8 @@ def _combine(use: Use) -> Typed:
     experts, slots = _experts(use, "from")
     y, over = use["y"].type, use["over"]
     use.has("y", (experts, slots), "from")
-    _without(use, "y", (over,), "over")
-    _without(use, "ids", (experts, slots), "from")
+    use.lacks("y", (over,), "of `over`")
+    use.lacks("ids", (experts, slots), "of `from`")
     use.within("weight", use["ids"].type.names, f"those of `{use['ids'].text}`")
     order = _order(use, y)
     axes: list[Axis] = []
@@ -163,12 +154,11 @@ def _dropped(use: Use) -> Decomposition:
     ids, over = use["ids"].type, use["over"]
     experts, slots = _experts(use, "into")
     use.has("ids", [over])
-    _without(use, "ids", (experts, slots), "into")
+    use.lacks("ids", (experts, slots), "of `into`")
     choices = use["choices"]
     if choices is not None:
         use.has("ids", [choices], "choices")
-        if choices.name == over.name:
-            raise use.refuse("E0204", "`over` and `choices` name the same axis", "choices")
+        use.apart("over", "choices")
     elif ids.axes[-1].name != over.name:
         choices = ids.axes[-1]
     order = ((choices.name,) if choices else ()) + (over.name,)
@@ -189,8 +179,6 @@ def _load(use: Use) -> Typed:
     use.ids("ids")
     ids, into = use["ids"].type, use["into"]
     use.has("ids", use["over"])
-    if ids.has(into.name):
-        message = f"`{use['ids'].text}` must not have the axis `{into.name}` that it indexes"
-        raise use.refuse("E0204", message, "ids")
+    use.lacks("ids", [into], "that it indexes")
     rest = ids.without(names(use["over"]))
     return Type("f32", (*rest.axes, into)), {"over": names(use["over"])}

@@ -123,10 +123,11 @@ def _integer_division(use: Use) -> Typed:
 
 
 @function("atan2", slots=[Slot("y", OPERAND), Slot("x", OPERAND)])
-def _atan2(use: Use) -> Typed:
-    dtype = common_dtype(use, "y", "x")
-    use.floating("y" if isinstance(use["y"], Tensor) else "x")
-    return Type(dtype, widest(use, "y", "x")), {}
+@function("power", slots=[Slot("x", OPERAND), Slot("p", OPERAND)])
+def _of_two_floats(use: Use) -> Typed:
+    dtype = common_dtype(use, *use.arguments)
+    use.floating(*use.arguments)
+    return Type(dtype, widest(use, *use.arguments)), {}
 
 
 @function("logaddexp", slots=["a", "b"])
@@ -160,20 +161,9 @@ def _training(use: Use) -> Typed:
 
 
 @function("logical_and", "logical_or", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
-def _logical(use: Use) -> Typed:
-    _boolean(use, "a", "b")
-    return Type("bool", widest(use, "a", "b")), {}
-
-
 @function("logical_not", slots=[Slot("a", OPERAND)])
-def _logical_not(use: Use) -> Typed:
-    _boolean(use, "a")
-    return use["a"].type, {}
-
-
-def _boolean(use: Use, *slots: str) -> None:
-    for slot in slots:
-        value = use[slot]
+def _logical(use: Use) -> Typed:
+    for slot, value in use.arguments.items():
         if isinstance(value, Constant):
             value.literal("bool")
         elif value.type.dtype != "bool":
@@ -181,6 +171,7 @@ def _boolean(use: Use, *slots: str) -> None:
             raise use.refuse("E0205", message, slot, f"compare it: `{value.text} != 0`")
     if not use.tensors:
         raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
+    return Type("bool", widest(use, *use.arguments)), {}
 
 
 @function("where", slots=[Slot("condition", OPERAND), Slot("a", OPERAND), Slot("b", OPERAND)])
@@ -218,13 +209,6 @@ def _gelu(use: Use) -> Typed:
     return use["x"].type, {"exact": True} if use["exact"] else {}
 
 
-@function("power", slots=[Slot("x", OPERAND), Slot("p", OPERAND)])
-def _power(use: Use) -> Typed:
-    dtype = common_dtype(use, "x", "p")
-    use.floating("x", "p")
-    return Type(dtype, widest(use, "x", "p")), {}
-
-
 @function("abs", "negate", "sign", slots=["x"])
 def _signed(use: Use) -> Typed:
     _numeric(use, use["x"].type.dtype, "x")
@@ -236,8 +220,8 @@ def _cast(use: Use) -> Typed:
     return use["x"].type.with_dtype(use["dtype"]), {"dtype": use["dtype"]}
 
 
-@function("stop_gradient", slots=["x"])
-def _stop_gradient(use: Use) -> Typed:
+@function("stop_gradient", "zeros_like", slots=["x"])
+def _alike(use: Use) -> Typed:
     return use["x"].type, {}
 
 
@@ -322,10 +306,9 @@ def _values(use: Use) -> Axis:
 def _attend(use: Use) -> Typed:
     dtype = use.floating("q", "k", "v", "bias", "sink")
     q, over, along = use["q"].type, use["over"], use["along"]
-    if over.name == along.name:
-        raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
-    use.has("q", [along], "along")
-    use.has("k", [along], "along")
+    use.apart("over", "along")
+    for slot in ("q", "k"):
+        use.has(slot, [along], "along")
     for slot in ("k", "v"):
         use.has(slot, [over])
     use.within("k", (*q.names, over.name), "the axes of the query")
@@ -472,8 +455,7 @@ def _rope(use: Use) -> Typed:
     over, pairs = use["over"], use["pairs"]
     use.has("x", [over])
     use.has("x", [pairs], "pairs")
-    if over.name == pairs.name:
-        raise use.refuse("E0204", "`over` and `pairs` name the same axis", "pairs")
+    use.apart("over", "pairs")
     part = float(use["part"])
     if not 0 < part <= 1:
         help = f"`part = {part:g}%`" if 1 < part <= 100 else None
@@ -538,11 +520,6 @@ def _scaling(use: Use, call: Call) -> tuple[Any, ...]:
 @function("zeros", slots=[Slot("axes", AXES)])
 def _zeros(use: Use) -> Typed:
     return Type("f32", tuple(use["axes"])), {}
-
-
-@function("zeros_like", slots=["x"])
-def _zeros_like(use: Use) -> Typed:
-    return use["x"].type, {}
 
 
 @function("iota", slots=[Slot("axis", AXIS)])
@@ -657,16 +634,10 @@ def _targets(use: Use) -> dict[str, Any]:
 
 
 @function("binary_cross_entropy", slots=["logits", "targets"])
-def _binary_cross_entropy(use: Use) -> Typed:
-    use.floating("logits", "targets")
-    widest(use, "logits", "targets")
-    return Type("f32"), {}
-
-
 @function("mse", slots=["a", "b"])
-def _mse(use: Use) -> Typed:
-    use.floating("a", "b")
-    widest(use, "a", "b")
+def _elementwise_loss(use: Use) -> Typed:
+    use.floating(*use.arguments)
+    widest(use, *use.arguments)
     return Type("f32"), {}
 
 
@@ -700,8 +671,7 @@ def _inverse(use: Use) -> Typed:
 def _delta_rule(use: Use) -> Typed:
     dtype = use.floating("q", "k", "v")
     over, along = use["over"], use["along"]
-    if over.name == along.name:
-        raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
+    use.apart("over", "along")
     for slot in ("q", "k"):
         use.has(slot, [along], "along")
     for slot in ("q", "k", "v"):
@@ -722,21 +692,11 @@ def _flip(use: Use) -> Typed:
     return use["x"].type, {"over": use["over"].name}
 
 
-@function("roll", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
-def _roll(use: Use) -> Typed:
-    use.has("x", [use["over"]])
-    return _moved(use)
-
-
-@function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
-def _shift(use: Use) -> Typed:
-    use.has("x", [use["over"]])
-    _numeric(use, use["x"].type.dtype, "x")
-    return _moved(use)
-
-
+@function("roll", "shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
 def _moved(use: Use) -> Typed:
-    """The type of x, whose entries along `over` are moved by an integer."""
+    use.has("x", [use["over"]])
+    if use.function == "shift":
+        _numeric(use, use["x"].type.dtype, "x")
     by = use["by"]
     if by != int(by):
         raise use.refuse("E0214", "`by` must be an integer", "by")

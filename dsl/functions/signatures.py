@@ -231,6 +231,18 @@ class Use:
                     axis=(value, axis.name),
                 )
 
+    def lacks(self, slot: str, axes: Iterable[Axis], whose: str) -> None:
+        """Require that the tensor in a slot has none of these axes (E0204), of which messages say `whose` they are."""
+        value = self.arguments[slot]
+        for axis in axes:
+            if value.type.has(axis.name):
+                raise self.refuse("E0204", f"`{value.text}` must not have the axis `{axis.name}` {whose}", slot)
+
+    def apart(self, first: str, second: str) -> None:
+        """Require that two slots name different axes (E0204)."""
+        if self.arguments[first].name == self.arguments[second].name:
+            raise self.refuse("E0204", f"`{first}` and `{second}` name the same axis", second)
+
     def within(self, slot: str, names: Iterable[str], whose: str) -> None:
         """Require that the tensor in a slot has no axes other than `names` (E0204), which messages call `whose`."""
         value = self.arguments[slot]
