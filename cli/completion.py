@@ -18,6 +18,7 @@ from partita.dsl.config.misplaced_settings import declared_in
 from partita.dsl.config.overrides import full_names
 from partita.dsl.names.declarations import Declarations
 from partita.dsl.syntax import tree
+from partita.dsl.syntax.walk import nodes
 
 Parsers = Callable[[list[str]], tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]]
 
@@ -97,9 +98,6 @@ def _parameters(declarations: Declarations) -> Iterator[str]:
     """The names of parameters, from the block or model on."""
     bodies: list[tree.Model | tree.Block] = [*declarations.models.values(), *declarations.blocks.values()]
     for body in bodies:
-        waiting = list(body.body)
-        for statement in waiting:
-            if isinstance(statement, tree.Param | tree.Buffer):
-                yield from (f"{body.name.text}.{name.text}" for name in statement.names)
-            elif isinstance(statement, tree.Repeat | tree.Scan):
-                waiting += statement.body
+        for node in nodes(body):
+            if isinstance(node, tree.Param | tree.Buffer):
+                yield from (f"{body.name.text}.{name.text}" for name in node.names)

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Span
+from partita.dsl.syntax.walk import nodes
 
 
 @frozen
@@ -64,10 +65,7 @@ def _in_body(statements: Sequence[tree.Statement]) -> Iterator[Symbol]:
 
 def folds(declarations: Iterable[tree.Declaration]) -> Iterator[tuple[int, int]]:
     """The first and last line of what is longer than a line: declarations, repeats and scans."""
-    waiting: list[tree.Declaration | tree.Statement] = list(declarations)
-    for each in waiting:
+    for each in nodes(*declarations):
         first, last = each.span.line, each.span.source.position(each.span.end)[0]
-        if last > first:
+        if last > first and isinstance(each, tree.Declaration | tree.Repeat | tree.Scan):
             yield first, last
-        if isinstance(each, tree.Block | tree.Model | tree.Repeat | tree.Scan):
-            waiting += [inside for inside in each.body if isinstance(inside, tree.Repeat | tree.Scan)]

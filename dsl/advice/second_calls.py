@@ -44,14 +44,8 @@ def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
         own = frozenset([len(roots)]) if isinstance(step, spec.Sample) else frozenset()
         roots += [origins | own] * spec.result_count(step)
     for alike in calls.values():
-        if len(alike) == 1 or not _has_parameters(alike[0][0].body):
-            continue
+        if len(alike) == 1 or all(each.buffer for each in spec.parameters(alike[0][0].body)):
+            continue  # or nothing is trained
         if all(one - other and other - one for (_, one), (_, other) in combinations(alike, 2)):
             (first, _), (second, _) = alike[:2]
             yield first, second
-
-
-def _has_parameters(body: spec.Body) -> bool:
-    """Whether anything in a body is trained."""
-    steps = (step for each in spec.bodies(body) for step in each.steps)
-    return any(isinstance(step, spec.Parameter) and not step.buffer for step in steps)

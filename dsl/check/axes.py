@@ -90,7 +90,8 @@ class Axes:
 
         def enter(name: str) -> None:
             pending.add(name)
-            stack.append((name, _mentioned(self._entry(name).value)))
+            value = self._entry(name).value
+            stack.append((name, (node.parts[0] for node in nodes(value) if isinstance(node, tree.Path))))
 
         if not self._settled(name):
             enter(name)
@@ -174,20 +175,3 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
     if value > largest:
         raise refuse("E0007", f"{what} is too large: {int(value):,}", written.span, help=f"at most {largest:,}")
     return int(value)
-
-
-def _mentioned(expression: tree.Expression) -> Iterator[tree.Name]:
-    """The names in the expression of an axis or a constant."""
-    stack: list[tree.Expression] = [expression]
-    while stack:
-        top = stack.pop()
-        if isinstance(top, tree.Path):
-            yield from top.parts[:1]
-        elif isinstance(top, tree.Binary):
-            stack += [top.right, top.left]
-        elif isinstance(top, tree.Negative | tree.Not):
-            stack.append(top.operand)
-        elif isinstance(top, tree.Group):
-            stack.append(top.inner)
-        elif isinstance(top, tree.Call):
-            stack += [argument.value for argument in top.arguments]
