@@ -398,6 +398,9 @@ LINKS = _table(
     ),
 )
 
+# What is called in declarations and settings.
+TABLES = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, EVALUATION, CHECKPOINT, BAD_STEPS, DEVICES, LINKS)
+
 # ---------------------------------------------------------------- expect
 
 

@@ -32,19 +32,12 @@ def parse_file(source: Source, report: Report) -> tree.File:
 
 def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.File:
     """Like `parse_file`, of a file's tokens; words that turn out to be names become names there."""
-    first = None
     parser = _Parser(source, tokens, "file", report)
     declarations: list[Any] = []
-    while True:
-        result = parser.run()
-        if result is not None:
-            first = result
-            break
-        if not parser.recover(declarations):
-            break
-    if first is not None:
-        declarations.extend(first.declarations)
-    assert first is not None or report.errors
+    while (rest := parser.run()) is None and parser.recover(declarations):
+        pass
+    assert rest is not None or report.errors
+    declarations.extend(rest.declarations if rest is not None else ())
     return tree.File(tuple(declarations), span=Span(source, 0, len(source.text)))
 
 

@@ -14,20 +14,8 @@ from typing import Protocol
 from attrs import frozen
 
 from partita.dsl.advice import foreign
-from partita.dsl.advice.foreign import meant
 from partita.dsl.advice.report import nearest
-from partita.dsl.config.builtins import (
-    BAD_STEPS,
-    CHECKPOINT,
-    DATA,
-    DEVICES,
-    EVALUATION,
-    INITIAL,
-    LEARNING_RATES,
-    LINKS,
-    OPTIMIZERS,
-    SCHEDULES,
-)
+from partita.dsl.config.builtins import OPTIMIZERS, TABLES
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.syntax.lexer import CLOSING, DECLARATIONS, END, OPENING, Language, Token
@@ -37,26 +25,12 @@ from partita.dsl.syntax.units import UNITS, shortened
 # What statements of a body begin with; and what begins nothing within brackets.
 STATEMENTS = frozenset(
     (
-        "param",
-        "buffer",
-        "sample",
-        "share",
-        "frozen",
-        "ema",
-        "let",
-        "repeat",
-        "scan",
-        "keep",
-        "update",
-        "loss",
-        "metric",
-        "output",
-        "return",
+        *("param", "buffer", "sample", "share", "frozen", "ema", "let", "repeat", "scan", "keep", "update"),
+        *("loss", "metric", "output", "return"),
     )
 )
 # Signs that may be missing, or stand for one another, the likeliest first.
 SIGNS = (",", "=", ":", "~", "->", "as", "on", "(", "{", "[", ")", "]", "}")
-SETTINGS = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, EVALUATION, CHECKPOINT, BAD_STEPS, DEVICES, LINKS)
 # So many tokens after a correction must fit.
 AHEAD = 10
 # A path that is no quotient of names: it begins with a sign, or has a `*` for several files. And the end of what a path
@@ -69,26 +43,7 @@ PHRASES = (
     ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "NOT", "TRUE", "FALSE"))),
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
-    (
-        "a statement",
-        frozenset(
-            (
-                "PARAM",
-                "SAMPLE",
-                "SHARE",
-                "FROZEN",
-                "EMA",
-                "LET",
-                "REPEAT",
-                "SCAN",
-                "LOSS",
-                "METRIC",
-                "BUFFER",
-                "UPDATE",
-                "OUTPUT",
-            )
-        ),
-    ),
+    ("a statement", frozenset(word.upper() for word in STATEMENTS - {"keep", "return"})),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE", "OFFLOAD", "OVERLAP"))),
     ("a rule", frozenset(("FREEZE", "UPDATE"))),
     ("a line", frozenset(("NAME", "SKIP"))),
@@ -162,13 +117,17 @@ class Unexpected:
             return Span(self.source, self.before.end, self.before.end)
         return Span(self.source, token.start, token.end)
 
+    def line_before(self, token: Token) -> str:
+        """What stands before a token on its line."""
+        return self.source.text[self.source.text.rfind("\n", 0, token.start) + 1 : token.start]
+
     def begins_line(self, token: Token) -> bool:
         """Whether only white space stands before a token on its line."""
-        return not self.source.text[self.source.text.rfind("\n", 0, token.start) + 1 : token.start].strip()
+        return not self.line_before(token).strip()
 
     def indentation(self, token: Token) -> int:
         """The white space with which the line of a token begins."""
-        line = self.source.text[self.source.text.rfind("\n", 0, token.start) + 1 : token.start]
+        line = self.line_before(token)
         return len(line) - len(line.lstrip())
 
     def word_of(self, opening: Token) -> str:
@@ -197,7 +156,7 @@ class Unexpected:
         called = self.tokens[self.tokens.index(self.inner) - 1].text if self.inner else ""
         if called in FUNCTIONS:
             return [slot.name for slot in FUNCTIONS[called].slots]
-        return next((table[called].names for table in SETTINGS if called in table), ())
+        return next((table[called].names for table in TABLES if called in table), ())
 
     def fits(self, *kinds: str, skipped: int = 0, dropped: int = 0) -> int:
         """How often these terminals must stand before, or instead of so many, of the tokens to come, for the parser to
@@ -338,8 +297,8 @@ class Unexpected:
         name, owner = path[-1].text, "".join(each.text for each in path[:-2])
         at = Span(self.source, path[0].start, path[-1].end)
         others = (each.name for each in OPTIMIZERS.values() if name.lower() in each.others)
-        names = [*FUNCTIONS, *(name for table in SETTINGS for name in table)]
-        ours = meant(name, names) or next(others, None) or (nearest(name, names) if owner != "self" else None)
+        names = [*FUNCTIONS, *(name for table in TABLES for name in table)]
+        ours = foreign.meant(name, names) or next(others, None) or (nearest(name, names) if owner != "self" else None)
         help = foreign.function(name) or foreign.MEMBERS.get(name)
         if help is None and path[0].text in foreign.MODULES:
             help = f"did you mean `{ours}`?" if ours else None
