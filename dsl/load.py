@@ -27,6 +27,7 @@ from partita.dsl.check.operations import Operations
 from partita.dsl.check.plans import Plans
 from partita.dsl.check.reach import report_unreached
 from partita.dsl.config.overrides import apply_overrides
+from partita.dsl.config.settings import Settings
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.names.declarations import gather
 from partita.dsl.names.scope import Instance
@@ -54,7 +55,9 @@ def load(
     name = os.fspath(path)
     folder = os.fspath(root) if root is not None else None
     files = reader or Reader()
-    return _loaded(lambda: files.source(name, name), name, overrides, folder, files, fitting)
+    return _reported(
+        lambda report: _check(files.source(name, name), name, overrides, folder, files, report, fitting, None)
+    )
 
 
 def load_text(
@@ -71,23 +74,18 @@ def load_text(
     `types` receives the type of each tensor that the text names, by where it is named, as far as it is checked; that of
     a block's first call, or of the block by itself.
     """
-    place = os.fspath(path) if path is not None else None
-    return _loaded(lambda: source_of(text, name), place, overrides, None, reader or Reader(), fitting, types)
+    place, files = os.fspath(path) if path is not None else None, reader or Reader()
+    return _reported(
+        lambda report: _check(source_of(text, name), place, overrides, None, files, report, fitting, types)
+    )
 
 
-def _loaded(
-    read: Callable[[], Source],
-    path: str | None,
-    overrides: Sequence[str],
-    root: str | None,
-    files: Reader,
-    fitting: bool,
-    types: dict[int, Type] | None = None,
-) -> Loaded:
+def _reported(check: Callable[[Report], spec.Spec | None]) -> Loaded:
+    """What a check gives, and what it reports meanwhile."""
     report = Report()
     loaded = None
     with suppress(Full), report:
-        loaded = _check(read(), path, overrides, root, files, report, fitting, types)
+        loaded = check(report)
     return (loaded if not report.errors else None), report.diagnostics()
 
 
@@ -108,8 +106,8 @@ def _check(
     if report.errors:
         return None
     axes = Axes(declarations.axes, report, declarations.constants)
-    attached = Attached(path, source.name, root, files)
-    known = CheckContext(declarations, axes, report, attached.read)
+    settings = Settings(report, axes, Attached(path, source.name, root, files).read)
+    known = CheckContext(declarations, settings)
     Operations(known).run()
     models = Models(known)
     for name in declarations.blocks:
@@ -124,7 +122,7 @@ def _check(
             report_miscounted(model, report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
-    plans = Plans(declarations, axes, checked, chosen, report, attached)
+    plans = Plans(declarations, settings, checked, chosen)
     loaded = plans.whole()
     if loaded is not None:
         if fitting:

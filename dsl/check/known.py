@@ -5,34 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from partita.dsl import limits, spec
-from partita.dsl.advice.report import Full, Report
-from partita.dsl.check.axes import Axes
-from partita.dsl.config.settings import Settings, none_beside
+from partita.dsl.advice.report import Full
+from partita.dsl.config.settings import Settings
 from partita.dsl.functions.signatures import Constant
 from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.scope import UNKNOWN, Checked, Instance, Meaning, Scope, Value
 from partita.dsl.syntax import tree
-from partita.dsl.syntax.source import Source, Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 
 class CheckContext:
-    """Declarations and axes; the checked blocks, by the axes that they are called over, and operations; what is called
-    and read. `beside` reads a file that one of the .par files names.
+    """Declarations, axes and settings; the checked blocks, by the axes that they are called over, and operations; what
+    is called and read.
     """
 
-    def __init__(
-        self,
-        declarations: Declarations,
-        axes: Axes,
-        report: Report,
-        beside: Callable[[str, Span], Source] = none_beside,
-    ) -> None:
-        self.declarations, self.axes, self.report, self.beside = declarations, axes, report, beside
-        self.settings = Settings(report, axes)
+    def __init__(self, declarations: Declarations, settings: Settings) -> None:
+        self.declarations, self.settings = declarations, settings
+        self.axes, self.report = settings.axes, settings.report
         self.constants = Scope(None, {})  # around every body
-        for name, quantity in axes.numbers.items():
-            span = axes.constants[name].key.span
+        for name, quantity in self.axes.numbers.items():
+            span = self.axes.constants[name].key.span
             self.constants.bind(name, UNKNOWN if quantity is None else Constant(quantity, name, span), span)
         self.checked: dict[Instance, Checked | None] = {}
         # Checks a block over certain axes, with certain numbers.
@@ -40,9 +33,7 @@ class CheckContext:
         self.operations: dict[str, spec.Operation | None] = {}
         self.called: set[str] = set()
         self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> (kind, name) bound there
-        self.types: dict[
-            tuple[int, int], Type
-        ] = {}  # place -> type of the tensor bound there, where it is checked first
+        self.types: dict[tuple[int, int], Type] = {}  # place -> type of the tensor bound there, as checked first
         self.read: set[tuple[int, int]] = set()
         self.mentioned: dict[str, frozenset[str]] = {}  # block -> the axes that it and its callees mention
         self._work = 0

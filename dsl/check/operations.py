@@ -127,7 +127,7 @@ class Operations:
         path, name = strings
         if not name.value.isidentifier() or keyword.iskeyword(name.value):
             raise refuse("E0306", f"`{name.value}` is not the name of a Python function", name.span)
-        source = self.known.beside(path.value, path.span)
+        source = self.known.settings.beside(path.value, path.span)
         _mentioned(source, path.value, name.value, name.span)
         return spec.PythonFunction(source, name.value, call.span)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 from partita.dsl import spec
-from partita.dsl.advice.report import Report, suggestion
+from partita.dsl.advice.report import suggestion
 from partita.dsl.check.constants import Lookup
 from partita.dsl.config.builtins import OPTIMIZERS
 from partita.dsl.config.settings import Settings
@@ -24,8 +24,8 @@ CLASSES = ("all", "matrices", "vectors", "embeddings")
 class Optimizers:
     """Checks the optimizers of a file."""
 
-    def __init__(self, settings: Settings, report: Report) -> None:
-        self.settings, self.report = settings, report
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.report = settings, settings.report
 
     def optimizer(self, optimizer: tree.Optimizer, known: ModelNames | None) -> spec.Optimizer | None:
         """The checked optimizer; None after reporting errors. Paths are checked if the model's names are `known`."""

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from attrs import evolve
+
 from partita.dsl import limits, spec
 from partita.dsl.advice.quotes import without_quotes
-from partita.dsl.advice.report import Report, listed, suggestion
+from partita.dsl.advice.report import listed, suggestion
 from partita.dsl.check import constants
 from partita.dsl.check.arguments import bind, parameters_of_call
-from partita.dsl.check.axes import Axes, positive_integer
+from partita.dsl.check.axes import positive_integer
 from partita.dsl.check.language_model import how_spelled, language_model, sources_of, spelling_of
 from partita.dsl.check.layouts import CLASSES, Layouts
 from partita.dsl.check.optimizers import Optimizers
@@ -35,7 +37,6 @@ from partita.dsl.names.declarations import Declarations
 from partita.dsl.names.paths import known_paths
 from partita.dsl.names.weights import Checker, parameters_of
 from partita.dsl.syntax import tree
-from partita.dsl.syntax.attached import Attached
 from partita.dsl.syntax.source import Span
 
 
@@ -45,15 +46,12 @@ class Plans:
     def __init__(
         self,
         declarations: Declarations,
-        axes: Axes,
+        settings: Settings,
         models: Mapping[str, spec.Model | None],
         chosen: CommandLineChoices,
-        report: Report,
-        attached: Attached,
     ) -> None:
-        self.declarations, self.axes, self.models = declarations, axes, models
-        self.chosen, self.report = chosen, report
-        self.settings = Settings(report, axes, beside=attached.read)
+        self.declarations, self.settings, self.models, self.chosen = declarations, settings, models, chosen
+        self.axes, self.report = settings.axes, settings.report
         self._used: list[tuple[str, str]] = []
         self.train_entries = declarations.train[0].table.entries if declarations.train else ()
 
@@ -73,7 +71,7 @@ class Plans:
         schedule = self.chosen_schedule(schedules)
         layout = layouts.get(layout_name) if layout_name else None
         mesh = meshes.get(layout.mesh) if layout else None
-        rules = Optimizers(self.settings, self.report)
+        rules = Optimizers(self.settings)
         optimizers = {
             name: rules.optimizer(written, known_paths(model) if model else None)
             for name, written in self.declarations.optimizers.items()
@@ -390,7 +388,7 @@ class Plans:
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
         """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""
-        settings = Settings(self.report, self.axes, mesh_axes=mesh_axes)
+        settings = evolve(self.settings, mesh_axes=mesh_axes)
         claims = []
         for expect in self.declarations.expect:
             for claim in expect.claims:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from typing import Any
 
+from attrs import frozen
+
 from partita.dsl.advice.corrected_calls import completed
 from partita.dsl.advice.corrected_values import SAMPLES, as_call, call_of, truth, with_unit
 from partita.dsl.advice.foreign import FOLLOWS, meant
@@ -42,25 +44,17 @@ from partita.dsl.syntax.source import Source, Span
 from partita.dsl.syntax.units import EXAMPLES, PLAIN, RATIO, Quantity
 
 
-def none_beside(path: str, span: Span) -> Source:
-    """The `beside` of settings that name no text files. Raises Refused (E0306)."""
-    raise refuse("E0306", f"`{path}` cannot be read from here", span)
-
-
+@frozen(eq=False)
 class Settings:
     """Checks settings, which may name axes, constants and the given mesh axes (None: any).
 
-    `beside` reads text files.
+    `beside` reads a text file that one of the .par files names.
     """
 
-    def __init__(
-        self,
-        report: Report,
-        axes: Axes,
-        mesh_axes: Collection[str] | None = (),
-        beside: Callable[[str, Span], Source] = none_beside,
-    ) -> None:
-        self.report, self.axes, self.mesh_axes, self.beside = report, axes, mesh_axes, beside
+    report: Report
+    axes: Axes
+    beside: Callable[[str, Span], Source]
+    mesh_axes: Collection[str] | None = ()
 
     def call(
         self, call: tree.Call, signatures: Mapping[str, Signature], what: str, lookup: constants.Lookup | None = None
