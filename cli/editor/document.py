@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from partita.cli.editor.workspace import Workspace, World
 from partita.compiler.pipeline import compile_spec
@@ -24,14 +24,6 @@ from partita.dsl.syntax.lexer import language
 from partita.dsl.syntax.reader import Reader
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
-
-
-@frozen
-class Suggestion:
-    """A word that may stand here, and what it is: `keyword`, `function`, or the kind of a name."""
-
-    word: str
-    kind: str
 
 
 @define(eq=False)
@@ -99,15 +91,17 @@ class Document:
                     return [Span(source, 0, 0) for source in sources if source.name == name]
         return []
 
-    def suggestions(self, line: int) -> list[Suggestion]:
-        """What may be written on a line: keywords, functions, and the names that are declared, tensors in its body."""
-        words = [Suggestion(word, "keyword") for word in language().words if word.isalpha()]
-        words += [Suggestion(name, "function") for name in FUNCTIONS]
+    def suggestions(self, line: int) -> list[tuple[str, str]]:
+        """What may be written on a line: keywords, functions, and the names that are declared, tensors in its body;
+        each with its kind: `keyword`, `function`, or that of a name.
+        """
+        words = [(word, "keyword") for word in language().words if word.isalpha()]
+        words += [(name, "function") for name in FUNCTIONS]
         first, last = self.body(line)
         for each in self.world.names.occurrences:
             own = each.name.span.source.name == self.place and first <= each.name.span.line <= min(line, last)
             if each.name is each.declared and (each.kind not in BOUND or own):
-                words.append(Suggestion(each.name.text, each.kind))
+                words.append((each.name.text, each.kind))
         return list(dict.fromkeys(words))
 
     def body(self, line: int) -> tuple[int, int]:

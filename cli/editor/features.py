@@ -8,7 +8,7 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 
 from partita.cli.editor.hover import described
-from partita.cli.editor.outline import Symbol, folds, symbols
+from partita.cli.editor.outline import KINDS, folds, symbols
 from partita.cli.editor.positions import place, position, range_of
 from partita.cli.editor.renaming import IN_FULL_NAMES, Everywhere, everywhere, rename, renameable
 from partita.cli.editor.server import Server
@@ -18,22 +18,6 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax.format import format_text
 from partita.dsl.syntax.source import Source
 
-# What the protocol calls kinds of names, in completions and in outlines.
-KINDS = {
-    "keyword": "Keyword",
-    "function": "Function",
-    "block": "Class",
-    "op": "Function",
-    "model": "Class",
-    "axis": "EnumMember",
-    "mesh axis": "EnumMember",
-    "const": "Constant",
-    "tensor": "Variable",
-    "parameter": "Field",
-    "buffer": "Field",
-    "metric": "Variable",
-    "output": "Variable",
-}
 # Clients that can tell the server of files that others change.
 WATCHED = lsp.DidChangeWatchedFilesRegistrationOptions([lsp.FileSystemWatcher("**/*.par")])
 
@@ -87,8 +71,8 @@ def _names(ls: Server) -> None:
     def completion(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
         suggestions = ls.document(params.text_document.uri).suggestions(params.position.line + 1)
         return [
-            lsp.CompletionItem(each.word, kind=lsp.CompletionItemKind[KINDS.get(each.kind, "Module")], detail=each.kind)
-            for each in suggestions
+            lsp.CompletionItem(word, kind=lsp.CompletionItemKind[KINDS.get(kind, "Module")], detail=kind)
+            for word, kind in suggestions
         ]
 
     @ls.feature(lsp.TEXT_DOCUMENT_DEFINITION)
@@ -159,7 +143,7 @@ def _shapes(ls: Server) -> None:
 
     @ls.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def outline(params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
-        return [_symbol(each) for each in symbols(ls.document(params.text_document.uri).declarations)]
+        return list(symbols(ls.document(params.text_document.uri).declarations))
 
     @ls.feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)
     def folding(params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
@@ -175,20 +159,7 @@ def _shapes(ls: Server) -> None:
         line, column = place(document, params.position)
         offset = sum(len(each) + 1 for each in source.text.split("\n")[: line - 1]) + column - 1
         declarations = [each for file in document.world.files for each in file.file.declarations]
-        call = signature(declarations, source, offset)
-        if call is None:
-            return None
-        parameters = [lsp.ParameterInformation(each) for each in call.parameters]
-        information = lsp.SignatureInformation(call.label, parameters=parameters, active_parameter=call.active)
-        return lsp.SignatureHelp([information], active_signature=0, active_parameter=call.active)
-
-
-def _symbol(each: Symbol) -> lsp.DocumentSymbol:
-    kind = lsp.SymbolKind[KINDS.get(each.kind, "Namespace")]
-    inside = [_symbol(inner) for inner in each.inside]
-    return lsp.DocumentSymbol(
-        each.name.text, kind, range_of(each.span), range_of(each.name.span), each.kind, children=inside
-    )
+        return signature(declarations, source, offset)
 
 
 def _texts(ls: Server) -> None:

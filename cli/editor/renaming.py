@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from os.path import basename
 
-from attrs import define, frozen
+from attrs import define
 
 from partita.cli.editor.workspace import Place, Workspace, World, replaced
 from partita.dsl import limits
@@ -28,15 +28,17 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 IN_FULL_NAMES = ("block", "model", "repeat", "parameter", "buffer")
 
 
-@frozen
+@define(eq=False)
 class Everywhere:
-    """All places of a name, in the worlds that have them; `declared` are those of its declarations."""
+    """All places of a name, in the worlds that have them; `declared` are those of its declarations. A name is the same
+    in two worlds if they share a place of it.
+    """
 
     name: str
     kind: str
-    places: frozenset[Place]
-    declared: frozenset[Place]
-    worlds: tuple[World, ...]
+    worlds: list[World]
+    places: set[Place]
+    declared: set[Place]
 
     def by_file(self) -> dict[str, list[int]]:
         """The characters at which the name begins, by the real path of the file."""
@@ -45,31 +47,8 @@ class Everywhere:
             starts.setdefault(path, []).append(start)
         return starts
 
-
-def everywhere(workspace: Workspace, path: str, occurrence: Occurrence) -> Everywhere:
-    """All places of a name that stands in a file: also in files that import it or what it imports."""
-    first = workspace.world(path)
-    search = _Search([first], {first.place(occurrence.name.span)}, {first.place(occurrence.declared.span)})
-    search.run(workspace)
-    return Everywhere(
-        occurrence.declared.text,
-        occurrence.kind,
-        frozenset(search.places),
-        frozenset(search.declared),
-        tuple(search.worlds),
-    )
-
-
-@define(eq=False)
-class _Search:
-    """A name is the same in two worlds if they share a place of it."""
-
-    worlds: list[World]
-    places: set[Place]
-    declared: set[Place]
-
-    def run(self, workspace: Workspace) -> None:
-        """Until there are no more places."""
+    def search(self, workspace: Workspace) -> None:
+        """Find all places and worlds, from those that are known."""
         searched: set[str] = set()
         while True:
             before = len(self.places)
@@ -101,6 +80,15 @@ class _Search:
                 if len(world.declared[place]) == 1:
                     known |= world.declared[place]
         self.declared |= done
+
+
+def everywhere(workspace: Workspace, path: str, occurrence: Occurrence) -> Everywhere:
+    """All places of a name that stands in a file: also in files that import it or what it imports."""
+    first = workspace.world(path)
+    place, declared = first.place(occurrence.name.span), first.place(occurrence.declared.span)
+    name = Everywhere(occurrence.declared.text, occurrence.kind, [first], {place}, {declared})
+    name.search(workspace)
+    return name
 
 
 def rename(workspace: Workspace, path: str, line: int, column: int, to: str) -> Everywhere:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from lsprotocol import types as lsp
 
 from partita.dsl.advice.report import Full, Report
 from partita.dsl.check.arguments import REQUIRED
@@ -14,21 +14,7 @@ from partita.dsl.syntax.lexer import Token, tokenize
 from partita.dsl.syntax.source import Source
 
 
-@frozen
-class Signature:
-    """A function, block or op with what it takes; `active` is the position of the argument that is written."""
-
-    name: str
-    parameters: tuple[str, ...]
-    active: int
-
-    @property
-    def label(self) -> str:
-        """As a call: `dot(x, y, over)`."""
-        return f"{self.name}({', '.join(self.parameters)})"
-
-
-def signature(declarations: Sequence[tree.Declaration], source: Source, offset: int) -> Signature | None:
+def signature(declarations: Sequence[tree.Declaration], source: Source, offset: int) -> lsp.SignatureHelp | None:
     """The innermost call around a character of a source; None if there is none of a known function."""
     try:
         tokens = [each for each in tokenize(source, Report()) if each.end <= offset]
@@ -52,10 +38,12 @@ def signature(declarations: Sequence[tree.Declaration], source: Source, offset: 
     if name is None or parameters is None:
         return None
     names = [each.partition(":")[0].partition(" ")[0] for each in parameters]
-    written = tokens[first : first + 2]
+    active, written = counts[-1], tokens[first : first + 2]
     if len(written) == 2 and written[1].text == "=" and written[0].text in names:
-        return Signature(name.text, parameters, names.index(written[0].text))
-    return Signature(name.text, parameters, counts[-1])
+        active = names.index(written[0].text)
+    label, information = f"{name.text}({', '.join(parameters)})", list(map(lsp.ParameterInformation, parameters))
+    call = lsp.SignatureInformation(label, parameters=information, active_parameter=active)
+    return lsp.SignatureHelp([call], active_signature=0, active_parameter=active)
 
 
 def _parameters(name: str, declarations: Sequence[tree.Declaration]) -> tuple[str, ...] | None:

@@ -209,7 +209,7 @@ async def of_several_files(editor: Editor, folder: Path) -> None:
 def test_any_text_is_known_as_far_as_it_goes(text: str) -> None:
     document = Document(text, "m.par")
     assert described(document, 1, 1) is None or "axis" in described(document, 1, 1)  # type: ignore[operator]
-    assert {"loss", "softmax"} <= {each.word for each in document.suggestions(1)}
+    assert {"loss", "softmax"} <= {word for word, _ in document.suggestions(1)}
     assert document.at(9, 9) is None
     with pytest.raises(ValueError):
         rename(document.workspace, document.place, 9, 9, "x")
