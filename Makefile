@@ -61,7 +61,7 @@ grammar: $(VENV)/installed
 	$(BIN)/python -m tests.dsl.parse_table
 	$(BIN)/python -m tests.cli.editor.textmate
 
-# The error index from its table, and the outputs that the pages show; tests hold them there.
+# The outputs that the pages show; tests hold them there.
 docs: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs
 

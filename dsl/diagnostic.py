@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from partita.dsl.codes import CODES
+from partita.dsl.codes import ADVICE
 from partita.dsl.reprs import Pictured
 from partita.dsl.syntax.source import Span
 
@@ -21,8 +21,8 @@ LINE = 160
 class Diagnostic(Pictured):
     """One error or warning.
 
-    `code` is a key of `partita.dsl.codes.CODES` ("E0203"; the letter gives the severity, E or W); `message`
-    says what is wrong in the user's words; `notes` show the values involved; `help` proposes the fix.
+    `code` is one of docs/errors.md ("E0203"; the letter gives the severity, E or W); `message` says what is wrong in
+    the user's words; `notes` show the values involved; `help` proposes the fix.
     """
 
     code: str
@@ -69,9 +69,7 @@ class Diagnostic(Pictured):
     @property
     def advice(self) -> str | None:
         """The fix: `help`, or for an error without one what the index says of its code."""
-        if self.help is not None or self.severity != "error":
-            return self.help
-        return CODES[self.code].advice
+        return self.help if self.help is not None else ADVICE.get(self.code)
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object for other programs; its keys are stable."""

@@ -1,4 +1,4 @@
-"""`make docs`: write docs/errors.md from the table of codes, and into the pages what their commands print now.
+"""`make docs`: write into the pages what their commands print now.
 
 Outputs that are still as shown stay as they are, and where only numbers have changed, only these are written: so what
 was left out by hand (`…`) stays out, and seconds stay as they were.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.docs.errors import PAGE, page_text
 from tests.docs.pages import PAGES, ROOT, Session, commands, pictures, same_picture, steady
 
 
@@ -50,7 +49,6 @@ def _trimmed(output: str) -> str:
 
 def main() -> None:
     """Rewrite what is out of date, and name it."""
-    PAGE.write_text(page_text(), encoding="utf-8")
     for page in PAGES:
         if commands(page) and refresh(page):
             print(f"{page.relative_to(ROOT)}: rewritten")

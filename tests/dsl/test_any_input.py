@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from partita.dsl.advice.report import Full, Report
-from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.dsl.syntax.format import format_text
 from partita.dsl.syntax.lexer import language, tokenize
 from partita.dsl.syntax.parser import parse_file
 from partita.dsl.syntax.source import Source
+from tests.docs.errors import CODES
 from tests.dsl.strategies import texts
 from tests.marks import examples
 

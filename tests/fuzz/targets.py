@@ -20,7 +20,6 @@ from partita.compiler.schedules.forms.text import write
 from partita.compiler.schedules.registry import make
 from partita.dsl import limits
 from partita.dsl.advice.report import Full, Report
-from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import Loaded, load_text
 from partita.dsl.syntax import tree
@@ -32,6 +31,7 @@ from partita.runtime.checkpoint.checksummed import _tail, with_checksum
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.manifest import parse
 from partita.testing import assert_lawful
+from tests.docs.errors import CODES
 from tests.fuzz import seeds
 from tests.fuzz.seeds import SPECS
 

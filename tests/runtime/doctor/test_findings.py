@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from partita.dsl.codes import CODES
 from partita.runtime.doctor import findings, machine, parts, ranks, selftest
 from partita.runtime.doctor.gpus import gpus_of, links_of
 from partita.runtime.kernels.native import library
 from partita.runtime.transports.collectives import COLLECTIVES
+from tests.docs.errors import CODES
 
 # Two GPUs as `nvidia-smi` answers for them.
 GPUS = """\
