@@ -9,7 +9,7 @@ from partita.cli.command import UsageError, command, status_of
 from partita.cli.extras import missing
 from partita.cli.source import add_python_argument, add_source_arguments, printable
 from partita.cli.streams import tolerate_output_errors
-from partita.cli.training.elastic import Minimum
+from partita.cli.training.elastic import minimum_ranks
 from partita.cli.training.rank import run_rank
 from partita.cli.training.standalone import run_alone
 from partita.dsl.advice.report import nearest
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "restart all ranks after a failure, up to N times"
     option("--restarts", type=_count, default=0, metavar="N", help=what)
     what = "when ranks are gone for good, go on with the others, if there are N; and with more when they return"
-    option("--elastic", type=Minimum.parsed, metavar="min=N", help=what)
+    option("--elastic", type=minimum_ranks, metavar="min=N", help=what)
     what = f"end a run that makes no progress for this long (default: {STALL_SECONDS:g})"
     option("--stall-timeout", type=_seconds, default=STALL_SECONDS, metavar="SECONDS", help=what)
     what = "end this long after Ctrl-C, SIGTERM or SIGUSR1, saved or not (default: as long as saving makes progress)"

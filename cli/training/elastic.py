@@ -27,24 +27,6 @@ MOST_MICROBATCHES = 64  # counts that are tried for one mesh
 
 
 @frozen
-class Minimum:
-    """`min=N`: the least number of ranks with which a run goes on."""
-
-    ranks: int
-
-    @classmethod
-    def parsed(cls, text: str) -> Minimum:
-        """Of the option's text. Raises ArgumentTypeError."""
-        key, _, value = text.partition("=")
-        if key != "min" or not value.isdecimal() or not 1 <= int(value) <= 1_000_000:
-            raise argparse.ArgumentTypeError(f"`min=N` with N from 1 up, not {text!r}")
-        return cls(int(value))
-
-    def __str__(self) -> str:
-        return f"min={self.ranks}"
-
-
-@frozen
 class Fitted:
     """The file for fewer ranks than it declares: overrides, and what they compile to."""
 
@@ -54,15 +36,23 @@ class Fitted:
     evaluation: Compilation | None
 
 
-def check_elastic(spec: Spec, minimum: Minimum) -> Mesh:
+def minimum_ranks(text: str) -> int:
+    """The least number of ranks with which a run goes on, as an option: `min=N`. Raises ArgumentTypeError."""
+    key, _, value = text.partition("=")
+    if key != "min" or not value.isdecimal() or not 1 <= int(value) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"`min=N` with N from 1 up, not {text!r}")
+    return int(value)
+
+
+def check_elastic(spec: Spec, minimum: int) -> Mesh:
     """The mesh that may shrink. Raises Refused (E0624) if there is none, or no checkpoint to go on from."""
     mesh, train = spec.mesh, spec.train
     if mesh is None:
         raise refuse("E0624", "--elastic changes the mesh, and the file has none", help="declare a `mesh` and a layout")
-    if not 1 <= minimum.ranks <= mesh.ranks:
+    if not 1 <= minimum <= mesh.ranks:
         raise refuse(
             "E0624",
-            f"--elastic {minimum} asks for more ranks than the {mesh.ranks} of mesh `{mesh.name}`",
+            f"--elastic min={minimum} asks for more ranks than the {mesh.ranks} of mesh `{mesh.name}`",
             mesh.span,
             help=f"a number from 1 to {mesh.ranks}",
         )
@@ -82,7 +72,7 @@ def fitted(
     """The file for at most that many ranks, or `exact`ly; None if no mesh fits that is not below the minimum."""
     for sizes in _meshes(base, mesh, ranks):
         count = prod(sizes)
-        if count < arguments.elastic.ranks or (exact and count != ranks):
+        if count < arguments.elastic or (exact and count != ranks):
             return None
         fit = _of_mesh(arguments, base, mesh, reader, sizes, gpu)
         if fit is not None:

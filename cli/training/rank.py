@@ -324,7 +324,7 @@ class _Launched(_Rank):
                 "E0610",
                 f"mesh `{mesh.name}` of {mesh.ranks} ranks cannot be one of {ranks}, which were started",
                 mesh.span,
-                help=f"start from {arguments.elastic.ranks} to {mesh.ranks}; the batch must be divisible by it",
+                help=f"start from {arguments.elastic} to {mesh.ranks}; the batch must be divisible by it",
             )
         arguments.overrides = list(fit.overrides)
 

@@ -111,7 +111,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
 
         fleet = None
         if arguments.elastic is not None:
-            fleet = ElasticGroup(arguments.elastic.ranks, program.mesh.ranks, arguments.restarts, crew, directory)
+            fleet = ElasticGroup(arguments.elastic, program.mesh.ranks, arguments.restarts, crew, directory)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
             copied = settings is not None and settings.copies is not None

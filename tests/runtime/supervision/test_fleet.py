@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.cli.training.elastic import Minimum, fitted
+from partita.cli.training.elastic import fitted
 from partita.dsl.load import load
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.run_directory import RunDirectory
@@ -75,7 +75,7 @@ def test_the_mesh_of_the_ranks_that_are_left(
     reader = Reader()
     spec, diagnostics = load(path, reader=reader)
     assert spec is not None, diagnostics
-    arguments = argparse.Namespace(file=str(path), overrides=["train.steps=5"], root=None, elastic=Minimum(2))
+    arguments = argparse.Namespace(file=str(path), overrides=["train.steps=5"], root=None, elastic=2)
     assert spec.mesh is not None
     found = fitted(arguments, spec, spec.mesh, reader, ranks, gpu=False)
     assert (found.overrides[1:] if found is not None else None) == overrides
