@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from partita.cli.command import UsageError, command
 from partita.cli.extras import missing
-from partita.cli.modules import TENSORS, import_pretrained
+from partita.cli.modules import TENSORS, import_pretrained, target
 from partita.cli.source import printable
 from partita.dsl.load import load
 
@@ -57,17 +57,17 @@ def run(arguments: argparse.Namespace) -> None:
         return import_pretrained(arguments.file, arguments.output)
     if arguments.output is not None:
         raise UsageError("--output is for a model of transformers: `partita init CONFIG.json`")
-    target = Path(arguments.file if arguments.file is not None else arguments.starter)
     name = arguments.starter or USUAL
-    text = starter(name)
-    own = target.name.removesuffix(".par")
-    other = own if own in starter_names() and own != name else None
-    _write(
-        target,
-        lambda path: text.replace(f"{name}.par", path.name),
-        files_named_in(text),
-        lambda path: _how_to_run(path) + (f"; `partita init --from {other}` is another file" if other else ""),
-    )
+    written = arguments.file if arguments.file is not None else arguments.starter
+    own, text = Path(written).name.removesuffix(".par"), starter(name)
+    if not own.strip("."):
+        raise UsageError(NAMELESS)
+    path = target(written)
+    beside = {path.parent / each: content for each, content in files_named_in(text).items()}
+    _write({path: text.replace(f"{name}.par", path.name).encode(), **beside})
+    files = ", ".join(printable(str(each)) for each in (path, *beside))
+    other = f"; `partita init --from {own}` is another file" if own in starter_names() and own != name else ""
+    print(f"wrote {files}; {_how_to_run(path)}{other}")
 
 
 def _is_model(name: str) -> bool:
@@ -90,13 +90,9 @@ def _how_to_run(path: Path) -> str:
     return f"`partita compile {shown}` shows what runs on its {ranks} ranks"
 
 
-def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes], next: Callable[[Path], str]) -> None:
-    """Write a file, and what it reads beside it; and say what comes next. Nothing is written if a file is there."""
-    if not path.name.removesuffix(".par").strip("."):
-        raise UsageError(NAMELESS)
-    path = path.with_name(f"{path.name.removesuffix('.par')}.par")
-    files = {path: text(path).encode(), **{path.parent / name: content for name, content in beside.items()}}
-    each = path
+def _write(files: Mapping[Path, bytes]) -> None:
+    """Write a file, the first, and what it reads beside it. Nothing is written if the file is there."""
+    path = each = next(iter(files))
     try:
         for each, content in files.items():
             if os.path.lexists(each) and (each == path or not each.is_file() or each.read_bytes() != content):
@@ -112,7 +108,6 @@ def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes],
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot write {printable(str(each))}: {reason}") from error
-    print(f"wrote {', '.join(printable(str(each)) for each in files)}; {next(path)}")
 
 
 def starter_names() -> tuple[str, ...]:
