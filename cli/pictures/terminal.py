@@ -43,11 +43,12 @@ def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
     for name, row in rows:
         picture.append(name.ljust(margin))
         drawn = 0
-        for interval in row:
+        for action, interval in computed(row):
             start, end = ceil(interval.start * scale - 0.5), ceil(interval.end * scale - 0.5)
             if start < end:
                 picture.append(IDLE * (start - drawn), "dim")
-                picture.append(_label(interval, schedule, end - start), _style(interval, schedule))
+                label = _label(action, interval.rank, schedule, end - start)
+                picture.append(label, "black on rgb({},{},{})".format(*colour(action, schedule.chunks)))
                 drawn = end
         picture.append(IDLE * (columns - drawn), "dim")
         picture.append("\n")
@@ -63,20 +64,11 @@ def legend(schedule: Schedule) -> Text:
     return Text("   ".join((*marks, *shared, f"{IDLE} idle", numbers)), "dim")
 
 
-def _label(interval: Interval, schedule: Schedule, width: int) -> str:
+def _label(action: Action, rank: int, schedule: Schedule, width: int) -> str:
     """The longest label of the action that fits, if possible with a column between it and the next action."""
-    action = interval.work
-    assert isinstance(action, Action)
-    names = labels(action, interval.rank, schedule)
+    names = labels(action, rank, schedule)
     label = next((name for name in names if len(name) < width), names[-1])
     return label.ljust(width, FILLS[action.kind])
-
-
-def _style(interval: Interval, schedule: Schedule) -> str:
-    action = interval.work
-    assert isinstance(action, Action)
-    red, green, blue = colour(action, schedule.chunks)
-    return f"black on rgb({red},{green},{blue})"
 
 
 def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
