@@ -38,7 +38,7 @@ class StageTimes:
 
     def copies(self, ranks: int, chunks: int) -> dict[int, float]:
         """The time of each stage's copy; empty if none is copied."""
-        return {} if self.copy is None else dict(enumerate(self._by_stage("copy", ranks * chunks, chunks)))
+        return {} if self.copy is None else dict(enumerate(self._each("copy", ranks * chunks, chunks)))
 
     def spread(self, ranks: int, chunks: int) -> SharedVocabulary | None:
         """The stages of such a pipeline and of the ranks' parts of the vocabulary, if they share it."""
@@ -61,7 +61,7 @@ class StageTimes:
                 return f"`{key}` has {len(times)} times, but there are {count} {what}"
         if self.FB is None:
             return None
-        forward, backward, weight = (self._by_stage(key, stages, chunks) for key in NEEDED)
+        forward, backward, weight = (self._each(key, stages, chunks) for key in NEEDED)
         whole = map(sum, zip(backward, weight, strict=True))
         if self.FB / chunks < max(*forward, *whole):
             return f"FB={self.FB:g} is less than a forward or a full backward alone"
@@ -70,13 +70,13 @@ class StageTimes:
     def costs(self, ranks: int, chunks: int) -> Costs:
         """The costs of a schedule of so many stages."""
         stages = ranks * chunks
-        forward, backward, weight = (self._by_stage(key, stages, chunks) for key in NEEDED)
+        forward, backward, weight = (self._each(key, stages, chunks) for key in NEEDED)
         whole = tuple(map(sum, zip(backward, weight, strict=True)))
         if self.S is not None:
             # The parts of all ranks, and the loss, whose time is among theirs. T is not divided into B and W.
-            forward = (*forward, *self._of_ranks("S", ranks), 0.0)
-            whole = (*whole, *self._of_ranks("T", ranks), 0.0)
-            backward = (*backward, *self._of_ranks("T", ranks), 0.0)
+            forward = (*forward, *self._each("S", ranks), 0.0)
+            whole = (*whole, *self._each("T", ranks), 0.0)
+            backward = (*backward, *self._each("T", ranks), 0.0)
             weight = (*weight, *(0.0,) * (ranks + 1))
         seconds = {FORWARD: forward, BACKWARD: backward, WEIGHT: weight, FULL_BACKWARD: whole}
         pair = None if self.FB is None else self.FB / chunks
@@ -88,13 +88,10 @@ class StageTimes:
             copy=lambda stage: copies.get(stage, 0.0),
         )
 
-    def _by_stage(self, key: str, stages: int, chunks: int) -> tuple[float, ...]:
+    def _each(self, key: str, count: int, chunks: int = 1) -> tuple[float, ...]:
+        """The time of each stage or rank; one that is given for a rank is shared by its chunks."""
         times = getattr(self, key)
-        return times if isinstance(times, tuple) else (times / chunks,) * stages
-
-    def _of_ranks(self, key: str, ranks: int) -> tuple[float, ...]:
-        times = getattr(self, key)
-        return times if isinstance(times, tuple) else (times,) * ranks
+        return times if isinstance(times, tuple) else (times / chunks,) * count
 
     def _transfer(self, message: Message) -> float:
         """The times of transfers are by the lower stage; what the parts of a vocabulary exchange takes the longest."""
