@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
@@ -10,6 +11,8 @@ from partita.dsl.check.divisibility import batch_axis_parameters
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions.signatures import LIKELIHOODS
 from partita.dsl.syntax.source import Span
+
+Producers: TypeAlias = Mapping[spec.Operand, spec.Step]
 
 # Functions that compare the elements of scores along an axis.
 COMPARING = frozenset(("softmax", "log_softmax", "logsumexp", *LIKELIHOODS))
@@ -73,14 +76,7 @@ def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
         for step in body.steps:
             if not isinstance(step, spec.Apply) or step.function not in LIKELIHOODS:
                 continue
-            value = step.operands[0]
-            producer = producers.get(value) if isinstance(value, int) else None
-            while (
-                isinstance(producer, spec.Apply)
-                and producer.function in SHAPING
-                and isinstance(producer.operands[0], int)
-            ):
-                producer = producers.get(producer.operands[0])
+            producer = producers.get(_unshaped(step.operands[0], producers))
             if isinstance(producer, spec.Apply) and producer.function == "softmax" and step.span not in seen:
                 seen.add(step.span)
                 note = f"`{producer.span.text}` gives probabilities   ({producer.span.place})"
@@ -89,19 +85,19 @@ def _normalized_twice(model: spec.Model) -> Iterator[Diagnostic]:
                 yield Diagnostic("W0317", message, step.span, (note,), help)
 
 
-def _made(body: spec.Body) -> dict[int, spec.Step]:
+def _made(body: spec.Body) -> Producers:
     """The step of each value that the steps of a body make."""
     steps = (step for step in body.steps for _ in range(spec.result_count(step)))
     return dict(enumerate(steps, len(body.inputs)))
 
 
-def _products(value: spec.Operand, producers: dict[int, spec.Step]) -> Iterator[spec.Apply]:
+def _products(value: spec.Operand, producers: Producers) -> Iterator[spec.Apply]:
     """The products of which scores consist, in the same body."""
-    stack, seen = [value], set[int]()
+    stack, seen = [value], set[spec.Operand]()
     while stack:
         each = stack.pop()
-        step = producers.get(each) if isinstance(each, int) else None
-        if not isinstance(each, int) or not isinstance(step, spec.Apply) or each in seen:
+        step = producers.get(each)
+        if not isinstance(step, spec.Apply) or each in seen:
             continue
         seen.add(each)
         if step.function == "dot":
@@ -110,10 +106,14 @@ def _products(value: spec.Operand, producers: dict[int, spec.Step]) -> Iterator[
             stack += step.operands[1:] if step.function == "where" else step.operands
 
 
-def _is_parameter(value: int, producers: dict[int, spec.Step], captured: range) -> bool:
-    """Whether a value is a parameter or buffer, perhaps in another shape, or captured, and so may be one."""
-    step = producers.get(value)
-    while isinstance(step, spec.Apply) and step.function in SHAPING and isinstance(step.operands[0], int):
+def _unshaped(value: spec.Operand, producers: Producers) -> spec.Operand:
+    """What a value is before it is given another shape or dtype."""
+    while isinstance(step := producers.get(value), spec.Apply) and step.function in SHAPING:
         value = step.operands[0]
-        step = producers.get(value)
-    return isinstance(step, spec.Parameter) or value in captured
+    return value
+
+
+def _is_parameter(value: int, producers: Producers, captured: range) -> bool:
+    """Whether a value is a parameter or buffer, perhaps in another shape, or captured, and so may be one."""
+    whole = _unshaped(value, producers)
+    return isinstance(producers.get(whole), spec.Parameter) or whole in captured
