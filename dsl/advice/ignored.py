@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions.signatures import LIKELIHOODS
 
 LABELLED = (*LIKELIHOODS, "accuracy")
@@ -29,19 +30,12 @@ def report_miscounted(model: spec.Model, report: Report) -> None:
         if not losses or None in ignored:
             continue
         for each in readers:
-            if (
-                each.function == "accuracy"
-                and not each.options["weights"]
-                and each.options.get("ignore") not in ignored
-            ):
-                shown = losses[0].span
-                report.warning(
-                    "W0202",
-                    f"`accuracy` counts targets as wrong that `{losses[0].function}` ignores",
-                    each.span,
-                    [f"`{shown.text}`   ({shown.place})"],
-                    _with_ignore(each.span.text, f"ignore = {ignored[0]}"),
-                )
+            o = each.options
+            if each.function == "accuracy" and not o["weights"] and o.get("ignore") not in ignored:
+                message = f"`accuracy` counts targets as wrong that `{losses[0].function}` ignores"
+                note = f"`{losses[0].span.text}`   ({losses[0].span.place})"
+                help = _with_ignore(each.span.text, f"ignore = {ignored[0]}")
+                report.add(Diagnostic("W0202", message, each.span, (note,), help))
 
 
 def _with_ignore(call: str, argument: str) -> str:

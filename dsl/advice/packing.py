@@ -21,6 +21,7 @@ from attrs import frozen
 from partita.dsl import spec
 from partita.dsl.advice.documents import POSITIONS, SEGMENTS, Mixing, beginning
 from partita.dsl.advice.report import Report, listed
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions.rules import ARITHMETIC, COMPARISONS
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
@@ -102,12 +103,12 @@ def report_leaks(file: spec.Spec, report: Report) -> None:
     following = _LeakAnalysis(tokens, _aliases(model.body, {axis for axis in tokens.names if axis != file.batch}))
     values = following.body(model.body, tuple(LeakState(name in MARKS, name in MARKS) for name in model.body.inputs))
     leaks = {leak for each in (model.loss, *(value for _, value in model.metrics)) for leak in values[each].leaks}
-    place = [f"`{packed.span.text}`   ({packed.span.place})"] if packed.span else []
+    place = (f"`{packed.span.text}`   ({packed.span.place})",) if packed.span else ()
     for leak in (following.leaks[number] for number in sorted(leaks)):
         message = f"documents that are packed into one row see each other in {leak.what}"
         prefix = f"take the input `{leak.takes}: i64[{', '.join(tokens.names)}]`, pass it to blocks, and "
         help = leak.help if leak.takes in inputs else prefix + leak.help
-        report.warning("W0203", message, leak.span, place, help)
+        report.add(Diagnostic("W0203", message, leak.span, place, help))
 
 
 def _packed(train: spec.Train) -> Iterator[spec.Call]:

@@ -54,10 +54,6 @@ class Report:
         """Report an error."""
         self.add(Diagnostic(code, message, span, tuple(notes), help))
 
-    def warning(self, code: str, message: str, span: Span | None, notes: Iterable[str], help: str) -> None:
-        """Add a warning."""
-        self.add(Diagnostic(code, message, span, tuple(notes), help))
-
     @contextmanager
     def noting(self, note: str) -> Iterator[None]:
         """Say of all that is found meanwhile where that was."""

@@ -14,6 +14,7 @@ from itertools import combinations
 
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.syntax.source import Source, Span
 
 
@@ -24,13 +25,13 @@ def report_second_calls(model: spec.Model, source: Source, report: Report) -> No
         for first, second in _alike(body):
             if second.span.source is source and second.span not in seen:
                 seen.add(second.span)
-                notes = [f"`{first.span.text}`   ({first.span.place}) has parameters of its own"]
+                note = f"`{first.span.text}`   ({first.span.place}) has parameters of its own"
                 message = f"`{second.block}` is called twice: these are two networks, with two sets of parameters"
                 help = (
                     f"for one network, `share both = {second.block}` before, and call `both` twice; "
                     "nothing, if two are meant"
                 )
-                report.warning("W0204", message, second.span, notes, help)
+                report.add(Diagnostic("W0204", message, second.span, (note,), help))
 
 
 def _alike(body: spec.Body) -> Iterator[tuple[spec.CallBlock, spec.CallBlock]]:
