@@ -232,7 +232,7 @@ class Checker:
             character = source.text[position]
             if character == "\\":
                 position += 1
-                parts.append({"n": "\n", "t": "\t"}.get(source.text[position], source.text[position]))
+                parts.append(tree.ESCAPES.get(source.text[position], source.text[position]))
             elif character == "{":
                 close = source.text.find("}", position, end)
                 if close < 0:

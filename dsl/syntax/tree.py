@@ -5,11 +5,15 @@ Spans are not compared: two trees are equal if they say the same.
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 from attrs import field, frozen
 
 from partita.dsl.syntax.source import Span
+
+# What some characters mean after a backslash in a string; others are themselves.
+ESCAPES = {"n": "\n", "t": "\t"}
 
 
 @frozen
@@ -65,15 +69,8 @@ class String(Node):
 
     @property
     def value(self) -> str:
-        """The string without quotation marks and escapes; `n` and `t` after a backslash mean newline and tab."""
-        parts, escaped = [], False
-        for character in self.text[1:-1]:
-            if escaped:
-                parts.append({"n": "\n", "t": "\t"}.get(character, character))
-            elif character != "\\":
-                parts.append(character)
-            escaped = character == "\\" and not escaped
-        return "".join(parts)
+        """The string without quotation marks and escapes."""
+        return re.sub(r"\\(.)", lambda escaped: ESCAPES.get(escaped[1], escaped[1]), self.text[1:-1])
 
 
 @frozen
