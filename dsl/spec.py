@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
+from math import prod
 from typing import Any, TypeAlias, TypeVar
 
 from attrs import Factory, evolve, field, frozen
@@ -417,10 +418,7 @@ class Mesh(Shortened):
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        product = 1
-        for _, size in self.axes:
-            product *= size
-        return product
+        return prod(size for _, size in self.axes)
 
 
 @frozen(repr=False)
