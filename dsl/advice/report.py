@@ -37,7 +37,7 @@ class Report:
         """
         span = diagnostic.span
         self.errors += diagnostic.severity == "error"
-        place = (id(span.source), span.start) if span else (None, len(self._found))
+        place = span.key if span else (None, len(self._found))
         key = (diagnostic.code, *place) if diagnostic.code != NO_AXIS else (NO_AXIS, diagnostic.message, 0)
         if key in self._found:
             return

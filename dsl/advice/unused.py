@@ -27,7 +27,7 @@ def report_unused(
         if name not in sized:
             warn("axis", entry.key)
     for name, entry in declarations.constants.items():
-        if name not in sized and (id(entry.key.span.source), entry.key.span.start) not in known.read:
+        if name not in sized and entry.key.span.key not in known.read:
             warn("constant", entry.key)
     for name, block in declarations.blocks.items():
         if name not in known.called:

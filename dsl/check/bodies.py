@@ -185,8 +185,7 @@ class BodyChecker:
             self.scope.bind(name.text, UNKNOWN, name.span)
         else:
             self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
-            self.known.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
-            self.known.bound(name, meaning)
+            self.known.bound(name, meaning, kind)
 
     def let(self, statement: tree.Let) -> None:
         """`let names = values`. All values are computed before the first name is bound."""
@@ -312,8 +311,7 @@ class BodyChecker:
             else:
                 value = Value(tensor.value, tensor.type)
                 self.scope.kept[name.text] = value, name.span
-                self.known.bindings.setdefault((id(name.span.source), name.span.start), ("let", name))
-                self.known.bound(name, value)
+                self.known.bound(name, value, "let")
 
     def set_loss(self, statement: tree.Loss) -> None:
         """`loss value`, or one of several with names, which add up to the loss."""

@@ -146,11 +146,11 @@ class Expressions:
 
     def is_read(self, binding: Binding) -> bool:
         """Whether something reads what is bound."""
-        return (id(binding.span.source), binding.span.start) in self.known.read
+        return binding.span.key in self.known.read
 
     def mark_read(self, binding: Binding) -> None:
         """Record that a name is read."""
-        self.known.read.add((id(binding.span.source), binding.span.start))
+        self.known.read.add(binding.span.key)
 
     # ------------------------------------------------------------ kinds of expressions
 
@@ -256,9 +256,7 @@ class Expressions:
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None
     ) -> list[Result] | None:
-        values: list[Result | None] = []
-        for operand in operands:
-            values.append(self.one(operand))
+        values = [self.one(operand) for operand in operands]
         numbers = [f.value for f in values if isinstance(f, Constant) and not isinstance(f.value, bool)]
         flags = [f.value for f in values if isinstance(f, Constant) and isinstance(f.value, bool)]
         if function in rules.LOGIC and len(flags) == len(values):

@@ -38,10 +38,12 @@ class CheckContext:
         self.mentioned: dict[str, frozenset[str]] = {}  # block -> the axes that it and its callees mention
         self._work = 0
 
-    def bound(self, name: tree.Name, meaning: Meaning) -> None:
-        """A name of a body is bound to this."""
+    def bound(self, name: tree.Name, meaning: Meaning, kind: str | None = None) -> None:
+        """A name of a body is bound to this; unless it has no `kind`, there is a warning if nothing reads it."""
+        if kind is not None:
+            self.bindings.setdefault(name.span.key, (kind, name))
         if isinstance(meaning, Value):
-            self.types.setdefault((id(name.span.source), name.span.start), meaning.type)
+            self.types.setdefault(name.span.key, meaning.type)
 
     def spend(self, span: Span) -> None:
         """Count one checked expression. Reports E0008 and raises Full if there are too many."""
