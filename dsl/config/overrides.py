@@ -108,10 +108,9 @@ class _Override:
             self._train(tuple(rest))
             if [name.text for name in rest] == ["optimizer"]:
                 return evolve(self.chosen, optimizer=True)
-        elif first.text in declarations.axes and not rest:
-            declarations.axes[first.text] = evolve(declarations.axes[first.text], value=self.value)
-        elif first.text in declarations.constants and not rest:
-            declarations.constants[first.text] = evolve(declarations.constants[first.text], value=self.value)
+        elif first.text in (*declarations.axes, *declarations.constants) and not rest:
+            table = declarations.axes if first.text in declarations.axes else declarations.constants
+            table[first.text] = evolve(table[first.text], value=self.value)
         elif first.text in declarations.meshes and len(rest) == 1:
             declarations.meshes[first.text] = self._mesh(declarations.meshes[first.text], rest[0])
         elif first.text in declarations.optimizers and rest:
@@ -119,15 +118,19 @@ class _Override:
         elif first.text in declarations.schedules and len(rest) == 1:
             declarations.schedules[first.text] = with_argument(declarations.schedules[first.text], rest[0], self.value)
         else:
-            written = ".".join(name.text for name in self.key)
             help = self._found() or OVERRIDDEN
-            raise refuse("E0315", f"there is no `{written}` to override", first.span, help=help)
+            raise refuse("E0315", f"there is no `{self.written}` to override", first.span, help=help)
         return self.chosen
+
+    @property
+    def written(self) -> str:
+        """The key as it is written."""
+        return ".".join(name.text for name in self.key)
 
     def _found(self) -> str | None:
         """Help for an unknown key."""
-        written, last = ".".join(name.text for name in self.key), self.key[-1].text
-        keys, parts = likely_keys(self.declarations, written)
+        last = self.key[-1].text
+        keys, parts = likely_keys(self.declarations, self.written)
         if keys and parts:
             return f"such as {listed(keys, 'or')}"
         if keys:
@@ -210,7 +213,8 @@ class _Override:
                     )
                 return _with_call(optimizer, rule, call)
             if rule is not None:
-                raise refuse("E0315", f"`freeze {targets_text(rule)}` has no arguments to override", rest[end - 1].span)
+                frozen = ", ".join(map(str, rule.targets))
+                raise refuse("E0315", f"`freeze {frozen}` has no arguments to override", rest[end - 1].span)
         message = f"no rule of optimizer `{optimizer.name.text}` has the target `{'.'.join(texts)}`"
         inside = [f"{optimizer.name.text}.{path}.{texts[-1]}" for path in targets]
         matching = [each for each in full_names(self.declarations) if each in inside]
@@ -238,22 +242,16 @@ class _Override:
             shown = call.name.text if call else "this"
             help = called(shown, SCHEDULES, declared)
             raise refuse("E0302", f"unknown schedule `{shown}`", self.value.span, help=help)
-        present = {argument.name.text for argument in call.arguments if argument.name}
-        present |= set(SCHEDULES[call.name.text].names[: sum(a.name is None for a in call.arguments)])
-        inherited = _named(current.call) if current is not None else {}
-        more = tuple(
-            argument
-            for key, argument in inherited.items()
-            if key in SCHEDULES[call.name.text].names and key not in present
-        )
+        present, inherited = _named(call), _named(current.call) if current is not None else {}
+        takes = SCHEDULES[call.name.text].names
+        more = tuple(each for key, each in inherited.items() if key in takes and key not in present)
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), span=self.value.span)
 
     def _declared(self, call: tree.Call, current: tree.Schedule | None) -> Refused:
         """The error (E0302) that a declared schedule is called, as only built-ins are; `current` is the chosen one."""
         name = call.name.text
-        signature = SCHEDULES.get(self.declarations.schedules[name].call.name.text)
-        keys = parameters_of_call(call, signature.names if signature else ())
-        words = [f"{name}.{key}={each.value.span.text}" for key, each in zip(keys, call.arguments, strict=True) if key]
+        arguments = _named(call, self.declarations.schedules[name].call.name.text)
+        words = [f"{name}.{key}={each.value.span.text}" for key, each in arguments.items()]
         if current is None or current.name.text != name or not words:
             words.insert(0, f"schedule={name}")
         return refuse("E0302", f"`{name}` is declared already", self.value.span, help=f"instead: `{' '.join(words)}`")
@@ -288,11 +286,6 @@ def likely_keys(declarations: Declarations, written: str) -> tuple[list[str], bo
     if first is None or first == written.partition(".")[0]:
         return [], False
     return ([first] if first in whole else [each for each in whole if each.startswith(f"{first}.")][:MOST_SHOWN]), False
-
-
-def targets_text(rule: tree.FreezeRule | tree.UpdateRule) -> str:
-    """The targets of a rule."""
-    return ", ".join(map(str, rule.targets))
 
 
 def _with_call(optimizer: tree.Optimizer, rule: tree.UpdateRule, call: tree.Call) -> tree.Optimizer:
@@ -355,9 +348,9 @@ def selected_schedule(declarations: Declarations) -> tree.Schedule | None:
     return next(iter(declarations.schedules.values())) if len(declarations.schedules) == 1 else None
 
 
-def _named(call: tree.Call) -> dict[str, tree.Argument]:
-    """The arguments of a schedule call by parameter."""
-    signature = SCHEDULES.get(call.name.text)
+def _named(call: tree.Call, schedule: str | None = None) -> dict[str, tree.Argument]:
+    """The arguments of the call of a schedule by parameter; of another `schedule` than it calls, if one is given."""
+    signature = SCHEDULES.get(schedule or call.name.text)
     keys = parameters_of_call(call, signature.names if signature else ())
     return {
         key: argument if argument.name is not None else evolve(argument, name=tree.Name(key, span=argument.span))

@@ -224,12 +224,9 @@ class Settings:
                 raise refuse("E0307", message, arrow.right.span, help=alike)
         total = sum(Fraction(share.value) for share in shares)
         if shares[0].dimension == RATIO and not -TOLERANCE <= total - 1 <= TOLERANCE:
-            raise refuse(
-                "E0308",
-                f"the shares add up to {float(total * 100):g}%, not 100%",
-                Span(written.span.source, written.span.start, written.span.end),
-                help="plain numbers need not add up to anything: `-> 2`, `-> 1`",
-            )
+            message = f"the shares add up to {float(total * 100):g}%, not 100%"
+            help = "plain numbers need not add up to anything: `-> 2`, `-> 1`"
+            raise refuse("E0308", message, written.span, help=help)
         if any(call is None for call in calls):
             return None
         return tuple(Share(call, float(share.value / total)) for call, share in zip(calls, shares, strict=True))
