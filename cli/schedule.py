@@ -56,7 +56,8 @@ def present(
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
 ) -> None:
-    """Print a timeline, or write it to a file, in the requested form. Raises UsageError if it cannot be written.
+    """Print a timeline and the table of ranks, at the width of the console, or write it to a file, in the requested
+    form. Raises UsageError if it cannot be written.
 
     `needed` are the queues of a GPU that the schedule needs; `number` formats times; `step` is the time of a program's
     full step, including reductions and the update.
@@ -67,7 +68,18 @@ def present(
         whole = {"queues": needed} if step is None else {"queues": needed, "step_time": step}
         deliver(json_text(as_json(schedule, timeline) | whole), arguments.output)
     elif arguments.output is None:
-        deliver(text_of(lambda console: show(schedule, timeline, needed, console, number, step)))
+        from partita.cli.pictures.terminal import draw, legend, rank_table
+
+        def show(console: Console) -> None:
+            name, rest = headline(schedule, timeline, number, step).split(":", 1)
+            console.print(f"[bold]{name}[/]:{rest}\n")
+            console.print(draw(schedule, timeline, console.width))
+            console.print(legend(schedule))
+            console.print(rank_table(schedule, timeline, number))
+            if schedule.ranks > 1:
+                console.print(f"on GPUs {queues_text(needed)}")
+
+        deliver(text_of(show))
     elif (write := WRITERS.get(Path(arguments.output).suffix)) is not None:
         deliver(write(schedule), arguments.output)
     else:
@@ -98,23 +110,3 @@ def headline(
         f"{microbatches_text(schedule.microbatches, schedule.slices)}; "
         f"step {whole}, bubble {timeline.bubble:.1%}{bound_text}"
     )
-
-
-def show(
-    schedule: Schedule,
-    timeline: Timeline,
-    needed: int,
-    console: Console,
-    number: Callable[[float], str] = seconds_text,
-    step: float | None = None,
-) -> None:
-    """Print the timeline and the table of ranks, at the width of the console."""
-    from partita.cli.pictures.terminal import draw, legend, rank_table
-
-    name, rest = headline(schedule, timeline, number, step).split(":", 1)
-    console.print(f"[bold]{name}[/]:{rest}\n")
-    console.print(draw(schedule, timeline, console.width))
-    console.print(legend(schedule))
-    console.print(rank_table(schedule, timeline, number))
-    if schedule.ranks > 1:
-        console.print(f"on GPUs {queues_text(needed)}")
