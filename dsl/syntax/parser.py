@@ -142,7 +142,8 @@ class _Parser:
             declarations.extend(self.values[1])
         for position in range(self.next, len(self.tokens) - 1):
             token = self.tokens[position]
-            if self._begins(position) and (token.depth == 0 or self._begins_line(token)):
+            begins_line = token.start == 0 or self.source.text[token.start - 1] in "\n\r"
+            if self._begins(position) and (token.depth == 0 or begins_line):
                 self.next = position
                 self.reset()
                 return True
@@ -151,9 +152,6 @@ class _Parser:
     def _begins(self, position: int) -> bool:
         """Whether a declaration may begin at a token; `model = gpt` is an entry of a table."""
         return self.tokens[position].text in DECLARATIONS and self.tokens[position + 1].kind != "EQUAL"
-
-    def _begins_line(self, token: Token) -> bool:
-        return token.start == 0 or self.source.text[token.start - 1] in "\n\r"
 
     def accepts(self, symbols: Iterable[str], dropped: int = 0, names: bool = True) -> int:
         """How many of some terminals, one after the other, would be taken after the last ones are `dropped`; with
@@ -277,8 +275,7 @@ def _path(span: Span, *parts: Any) -> tree.Path:
 # Nodes that are called like their rules of the grammar, and have their parts as fields.
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample),
-    tree.Share,
-    *(tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Group, tree.Arrow),
+    *(tree.Share, tree.Copy, tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Group, tree.Arrow),
     *(tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
     *(tree.Correspondence, tree.Skip),
 )
@@ -292,10 +289,8 @@ LISTINGS: dict[type[tree.Node], int] = {
 BUILDERS: dict[str, Builder] = {
     **{kind.__name__.lower(): _node(kind) for kind in NODES},
     **{kind.__name__.lower(): _listing(kind, first) for kind, first in LISTINGS.items()},
-    **dict.fromkeys(
-        ("inputs", "types", "statements", "names", "axis_names", "targets", "paths", "parts", "stored"), _parts
-    ),
-    **dict.fromkeys(("strings", "weight_axes"), _parts),
+    **dict.fromkeys(("inputs", "types", "statements", "names", "axis_names", "targets", "paths"), _parts),
+    **dict.fromkeys(("parts", "stored", "strings", "weight_axes"), _parts),
     "import": lambda s, path: tree.Import(tree.String(path.text, span=Span(s.source, path.start, path.end)), span=s),
     "input": lambda s, name, type: tree.Input(
         _name(s, name), type if isinstance(type, tree.TensorType) else None, span=s
@@ -307,7 +302,6 @@ BUILDERS: dict[str, Builder] = {
     "setting": _node(tree.Entry),
     "type": _first_optional(tree.TensorType),
     "results": _listing(tree.Return, 0),
-    "copy": lambda s, name, source: tree.Copy(_name(s, name), _name(s, source), span=s),
     "following": lambda s, name, source: (
         tree.Copy(_name(s, name), source.name, source.arguments, span=s)
         if isinstance(source, tree.Call)
