@@ -25,7 +25,7 @@ from partita.dsl.syntax.walk import nodes, parts
 # Kinds of which every name is declared once in a file, and those in which an expression looks a name up.
 IN_EXPRESSIONS = ("const", "axis")
 CALLED = ("op", "block")
-CHOSEN = {"model": "model", "layout": "layout", "schedule": "schedule", "optimizer": "optimizer"}
+CHOSEN = ("model", "layout", "schedule", "optimizer")
 # Kinds of names that a body binds.
 BOUND = ("tensor", "parameter", "buffer")
 KINDS_OF_TENSORS: Mapping[type, str] = {tree.Param: "parameter", tree.Buffer: "buffer"}
@@ -169,7 +169,7 @@ class _Names:
         scope: Scope = {}
         for each in inputs:
             self._bind(each.name, scope)
-            self._nodes([] if each.type is None else [each.type], scope)
+            self._nodes(parts(each), scope)
         return scope
 
     # ------------------------------------------------------------ layouts, weights
@@ -346,7 +346,7 @@ class _Names:
         for entry in table.entries if table is not None else ():
             name = tree.single(entry.value)
             if name is not None and entry.key.text in CHOSEN and name.text in self.known.get(entry.key.text, {}):
-                self._refer(name, (CHOSEN[entry.key.text],))
+                self._refer(name, (entry.key.text,))
             else:
                 self._node(entry.value, scope)
 
