@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from partita.dsl import spec
+from partita.dsl.advice.corrected_calls import named
 from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.check.expressions import Expressions
 from partita.dsl.functions.signatures import Tensor
@@ -72,8 +71,8 @@ class Buffers:
         if set(value.type.names) != set(type.names):
             missing = [axis for axis in type.names if not value.type.has(axis)]
             extra = [axis for axis in value.type.names if not type.has(axis)]
-            function = f"{'mean' if value.type.is_float else 'sum'}({value.text}, over = {_listed(extra)})"
-            help = f"`{function}`" if extra else f"`expand({value.text}, {_listed(missing)})`"
+            function = f"{'mean' if value.type.is_float else 'sum'}({value.text}, over = {named(extra)})"
+            help = f"`{function}`" if extra else f"`expand({value.text}, {named(missing)})`"
             self.report.error("E0204", f"the update of `{name}` does not have its axes", value.span, notes, help)
             return False
         return True
@@ -101,7 +100,3 @@ class Buffers:
             message = f"`{name.text}` is bound outside this `repeat`"
             help = f"a {kind} is updated once a step, in the body that declares it"
         self.report.error("E0225", message, name.span, notes, help)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"

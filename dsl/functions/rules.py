@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import sqrt
 from typing import Any
 
+from partita.dsl.advice.corrected_calls import named
 from partita.dsl.advice.report import listed
 from partita.dsl.config.builtins import ROPE_SCALINGS, OneOf
 from partita.dsl.functions.signatures import (
@@ -73,7 +74,7 @@ def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
     raise use.refuse(
         "E0204",
         f"no operand of `{use.called}` has all axes of the others",
-        help=f"`expand({largest.text}, {missing[0] if len(missing) == 1 else '[' + ', '.join(missing) + ']'})`",
+        help=f"`expand({largest.text}, {named(missing)})`",
         axis=next((each, missing[0]) for each in tensors if each.type.has(missing[0])),
     )
 
