@@ -36,7 +36,6 @@ from partita.dsl.syntax.parser import parse_expression
 from partita.dsl.syntax.source import Source
 
 if TYPE_CHECKING:
-    from partita.compiler.schedules.conditions import Memory
     from partita.compiler.schedules.schedule import Schedule
     from partita.compiler.schedules.simulator import Costs
     from partita.compiler.schedules.timeline import Timeline
