@@ -88,7 +88,7 @@ CONFIG = {
     "intermediate_size": 14336,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
+    "num_hidden_layers": 6,
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
     "rope_theta": 500000.0,
@@ -100,11 +100,11 @@ def test_a_model_of_transformers_without_memory(folder: Path, capsys: pytest.Cap
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert main(["import", ".", "-o", "llama"]) == 0
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first == "llama.par: 2 blocks, 32 layers, 8.0 B parameters; weights `hf` for 291 tensors"
+    assert first == "llama.par: 2 blocks, 6 layers, 2.4 B parameters; weights `hf` for 57 tensors"
     assert second.startswith("equal to the module at small sizes, 3 layers, ")
     assert third == "its weights: `partita checkpoint import runs/llama/checkpoints TENSORS llama.par --as hf`"
     text = (folder / "llama.par").read_text()
-    assert "layers = 32" in text
+    assert "layers = 6" in text
     assert "vocab = 128" in text
     assert "~ normal(0.02)" in text
 

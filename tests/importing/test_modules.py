@@ -23,7 +23,6 @@ LOSS = "cross_entropy(logits, label)"
 @pytest.mark.parametrize(
     ("build", "inputs", "loss", "gradients", "buffers"),
     [
-        (modules.plain, modules.tokens, None, 36, 0),
         (modules.masked, modules.tokens, None, 36, 0),
         (modules.dropped, modules.tokens, None, 36, 0),
         (modules.MLP, modules.rows, LOSS, 4, 0),
