@@ -95,7 +95,7 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
         dataset = open_dataset(train.data, inputs, train.seed, root)
         evaluated = open_dataset(own, inputs, train.seed, root, use=Use.EVALUATE, trained=train.data)
     if not whole:
-        return dataset if own is None else SeparateEvaluationData(dataset, evaluated)
+        return dataset if own is None else SeparateEvaluationData(evaluated, dataset)
     if evaluated.held_out is None:
         raise refuse(
             "E0608",
@@ -104,4 +104,4 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
             help="`batches = 20`",
         )
     size = max(model_input.batch for model_input in inputs)
-    return SeparateEvaluationData(dataset, evaluated, evaluated.held_out, size)
+    return SeparateEvaluationData(evaluated, dataset, evaluated.held_out, size)

@@ -6,11 +6,11 @@ without the batch axis is returned in full, whichever rows are asked for.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
 from partita.dsl.types import Type
 
@@ -49,34 +49,79 @@ class Input:
         return f"`{self.limit_axis}` has size {self.limit}" if self.limit_axis else f"it must be below {self.limit}"
 
 
-class Dataset(Protocol):
+class Dataset(ABC):
     """Batches by input name: arrays in the declared axis order, with the numpy dtype of the input's type.
 
-    Rows of a batch that are asked for alone follow each other.
+    Rows of a batch that are asked for alone follow each other. By default evaluation data has no end, and rows have no
+    place in the data.
     """
 
+    @abstractmethod
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The batch of a training step, or the given rows of it."""
 
+    @abstractmethod
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The evaluation batch `index`, or the given rows of it, from data that training never sees."""
 
     @property
     def held_out(self) -> int | None:
         """The number of rows that make up all evaluation data; None if there is no end to it."""
+        return None
 
     @property
     def left_out(self) -> int:
         """The ids at the end of all evaluation data that none of these rows has."""
+        return 0
 
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """These rows of all evaluation data, in place of a batch's."""
+        raise AssertionError("this data has no end")
 
     def row_names(self, step: int) -> list[str]:
         """Where in the data each row of a training batch is, as text; empty if there is no such place."""
+        return []
 
     def holdout_row_names(self, index: int) -> list[str]:
         """Where in the data each row of an evaluation batch is."""
+        return []
+
+
+@define(eq=False)
+class WrappedDataset(Dataset):
+    """What another dataset yields, but for the methods that a subclass has of its own."""
+
+    dataset: Dataset
+
+    def batch(self, step: int, rows: range | None = None) -> Batch:
+        """The batch of a training step."""
+        return self.dataset.batch(step, rows)
+
+    def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
+        """An evaluation batch."""
+        return self.dataset.holdout_batch(index, rows)
+
+    @property
+    def held_out(self) -> int | None:
+        """The rows of all evaluation data."""
+        return self.dataset.held_out
+
+    @property
+    def left_out(self) -> int:
+        """The ids at the end of the evaluation data that are in none of its rows."""
+        return self.dataset.left_out
+
+    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
+        """Rows of all evaluation data."""
+        return self.dataset.held_out_rows(numbers)
+
+    def row_names(self, step: int) -> list[str]:
+        """Where each row of a training batch is."""
+        return self.dataset.row_names(step)
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """Where each row of an evaluation batch is."""
+        return self.dataset.holdout_row_names(index)
 
 
 Arrays = Mapping[str, np.ndarray]

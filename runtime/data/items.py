@@ -19,7 +19,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.reprs import count
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.dataset import Arrays, Batch, Input
+from partita.runtime.data.dataset import Arrays, Batch, Dataset, Input
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import single
 from partita.runtime.data.formats import NPY, NPZ, refuse_format
@@ -54,7 +54,7 @@ UNREADABLE = (
 
 
 @frozen(eq=False)
-class Items:
+class Items(Dataset):
     """A `Dataset` of items. `arrays` have the item axis first; `whole` are returned with every batch."""
 
     inputs: tuple[Input, ...]
@@ -98,8 +98,6 @@ class Items:
     def held_out(self) -> int:
         """The items that are held out."""
         return self.items - self.training
-
-    left_out = 0
 
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Items that are held out."""

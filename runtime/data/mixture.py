@@ -30,7 +30,7 @@ Reader: TypeAlias = Callable[[Dataset, int, range], Batch]
 
 
 @frozen(eq=False)
-class Mixture:
+class Mixture(Dataset):
     """A `Dataset` of rows of other ones. `bounds` are the shares, added up, in units of 1 / `ONE`."""
 
     inputs: tuple[Input, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from attrs import frozen
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call
 from partita.dsl.types import INDICES, integers
-from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.dataset import Batch, Dataset, Input
 from partita.runtime.data.registry import Use
 from partita.runtime.initial import random_elements, unit_normal
 from partita.runtime.philox import stream
 
 
 @frozen(eq=False)
-class Noise:
+class Noise(Dataset):
     """A `Dataset` of random numbers."""
 
     inputs: tuple[Input, ...]
@@ -33,22 +32,6 @@ class Noise:
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The numbers of an evaluation batch."""
         return self._draw("holdout", index, rows)
-
-    held_out = None
-
-    left_out = 0
-
-    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
-        """Never called: there is no end to them."""
-        raise AssertionError("random numbers have no end")
-
-    def row_names(self, step: int) -> list[str]:
-        """Empty: the numbers are a function of seed and step."""
-        return []
-
-    def holdout_row_names(self, index: int) -> list[str]:
-        """Empty."""
-        return []
 
     def _draw(self, purpose: str, step: int, rows: range | None) -> Batch:
         batch: Batch = {}

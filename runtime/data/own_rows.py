@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
 from partita.dsl.diagnostic import Refused
-from partita.runtime.data.dataset import Batch, Dataset
+from partita.runtime.data.dataset import Batch, WrappedDataset
 from partita.runtime.data_files import ReadFailed
 
 
@@ -44,11 +44,10 @@ class Rows:
         return batch
 
 
-@frozen(eq=False)
-class OwnRows:
+@define(eq=False)
+class OwnRows(WrappedDataset):
     """A `Dataset` that reads the rows of a rank, and others where they are asked for."""
 
-    dataset: Dataset
     training: Rows
     evaluation: Rows | None
 
@@ -61,25 +60,3 @@ class OwnRows:
         """An evaluation batch."""
         read = partial(self.dataset.holdout_batch, index)
         return read(rows) if rows is not None or self.evaluation is None else self.evaluation.read(read)
-
-    def row_names(self, step: int) -> list[str]:
-        """Where each row of a training batch is."""
-        return self.dataset.row_names(step)
-
-    def holdout_row_names(self, index: int) -> list[str]:
-        """Where each row of an evaluation batch is."""
-        return self.dataset.holdout_row_names(index)
-
-    @property
-    def held_out(self) -> int | None:
-        """The rows of all evaluation data."""
-        return self.dataset.held_out
-
-    @property
-    def left_out(self) -> int:
-        """The ids at the end of the evaluation data that are in none of its rows."""
-        return self.dataset.left_out
-
-    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
-        """Rows of all evaluation data."""
-        return self.dataset.held_out_rows(numbers)

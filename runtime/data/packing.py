@@ -19,7 +19,7 @@ from attrs import Factory, field, frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.dataset import Batch, Dataset, Input
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.ids import Ids
 from partita.runtime.data.packed_rows import Rows, packed_once
@@ -37,7 +37,7 @@ MAX_NAMED = 4  # documents of a row
 
 
 @frozen(eq=False)
-class Packed:
+class Packed(Dataset):
     """A `Dataset` of packed rows of `length` ids."""
 
     inputs: tuple[Input, ...]
@@ -76,8 +76,6 @@ class Packed:
     def held_out(self) -> int:
         """The rows of held-out documents."""
         return len(self.holdout)
-
-    left_out = 0
 
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Rows of held-out documents."""

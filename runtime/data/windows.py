@@ -17,7 +17,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import INDICES
-from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.dataset import Batch, Dataset, Input
 from partita.runtime.data.ids import Ids, parts_of
 from partita.runtime.data.registry import Use
 from partita.runtime.dtypes import NUMPY
@@ -30,7 +30,7 @@ CHECKED_AT_ONCE = 1 << 26  # ids that are checked when the data is opened; more 
 
 
 @frozen(eq=False)
-class Windows:
+class Windows(Dataset):
     """A `Dataset` of windows. `training` and `holdout` are one-dimensional; an input has `length` ids per window."""
 
     inputs: tuple[Input, ...]

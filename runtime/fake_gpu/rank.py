@@ -30,6 +30,7 @@ from partita.runtime.checkpoint.checkpoints import Resumed, load, shard_of
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.shards import Entry
+from partita.runtime.data.dataset import Dataset
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.fake_gpu.device import fake_gpu
 from partita.runtime.fake_gpu.nccl import fake_transport
@@ -196,11 +197,8 @@ def _tables_of_evaluation(rank: Rank) -> int:
     return tables(chain.from_iterable(nodes)) - tables(nodes[0])
 
 
-class _Zeros:
+class _Zeros(Dataset):
     """A dataset of zeros."""
-
-    held_out = None
-    left_out = 0
 
     def __init__(self, plan: CompiledRun) -> None:
         self._inputs = plan.program.inputs
@@ -213,18 +211,6 @@ class _Zeros:
     def holdout_batch(self, index: int, rows: range | None = None) -> dict[str, np.ndarray]:
         """Of an evaluation."""
         return _zeros(self._evaluated)
-
-    def held_out_rows(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """Of an evaluation."""
-        return _zeros(self._evaluated)
-
-    def row_names(self, step: int) -> list[str]:
-        """None."""
-        return []
-
-    def holdout_row_names(self, index: int) -> list[str]:
-        """None."""
-        return []
 
 
 def _zeros(inputs: Sequence[InputRecord]) -> dict[str, np.ndarray]:

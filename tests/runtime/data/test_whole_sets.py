@@ -97,7 +97,7 @@ def of_one_batch(root: Path, written: str, rows: int) -> tuple[float, dict[str, 
     whole = VirtualRun(other)
     whole.set_parameters(run.parameters())
     assert data.dataset is not None
-    batch = whole.ranks[0].tensors(data.dataset.evaluated.held_out_rows(range(rows)))  # type: ignore[attr-defined]
+    batch = whole.ranks[0].tensors(data.dataset.held_out_rows(range(rows)))
     loss, metrics, _ = whole.evaluate(batch)
     return loss, metrics
 
