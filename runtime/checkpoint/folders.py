@@ -2,6 +2,9 @@
 
 Of this machine only regular files are read, of bounded size, and links are never followed (`files`); what is written is
 synced. At an address, a file is there when all of it is, and nobody has links.
+
+Reading raises Corrupt, and Refused (E0819) if a server cannot be asked; writing raises OSError, of which the server's
+are `addresses.StorageError`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -21,36 +24,6 @@ from partita.runtime.checkpoint import files
 from partita.runtime.checkpoint.files import Corrupt
 
 
-class Folder(Protocol):
-    """An open folder. Reading raises Damaged, and Refused (E0819) if a server cannot be asked; writing raises OSError,
-    of which the server's are `addresses.Unreached`.
-    """
-
-    def read(self, name: str, max_bytes: int) -> bytes:
-        """The content of a small file, of at most `max_bytes` bytes."""
-
-    def size(self, name: str) -> int:
-        """The size of a file."""
-
-    def sha256(self, name: str, size: int, moved: Callable[[], None]) -> str:
-        """The SHA-256 of a file of this size; `moved` is called after each block."""
-
-    def links(self) -> list[str]:
-        """The names in it that are links."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is a file of this name. Raises OSError."""
-
-    def write(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-        """Write a new file; one that was there is replaced."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a small file, atomically."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-
-
 @frozen
 class LocalFolder:
     """An open directory of this machine, by its descriptor."""
@@ -58,24 +31,24 @@ class LocalFolder:
     handle: int
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """The content of a small file."""
+        """The content of a small file, of at most `max_bytes` bytes."""
         return files.read(name, self.handle, max_bytes)
 
     def size(self, name: str) -> int:
-        """Its size."""
+        """The size of a file."""
         with files.regular_file(name, self.handle) as (_, size):
             return size
 
     def sha256(self, name: str, size: int, moved: Callable[[], None]) -> str:
-        """Its SHA-256."""
+        """The SHA-256 of a file of this size; `moved` is called after each block."""
         return files.sha256(name, self.handle, size, moved)
 
     def links(self) -> list[str]:
-        """The links in it."""
+        """The names in it that are links."""
         return files.links(self.handle)
 
     def has(self, name: str) -> bool:
-        """Whether it is there."""
+        """Whether there is a file of this name. Raises OSError."""
         try:
             os.stat(name, dir_fd=self.handle, follow_symlinks=False)
         except FileNotFoundError:
@@ -83,7 +56,7 @@ class LocalFolder:
         return True
 
     def write(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-        """Write and sync it."""
+        """Write a new file; one that was there is replaced."""
         handle = files.create(name, self.handle)
         try:
             for block in blocks:
@@ -93,11 +66,11 @@ class LocalFolder:
             os.close(handle)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write it atomically."""
+        """Write a small file, atomically."""
         files.put(name, self.handle, data)
 
     def remove(self, name: str) -> None:
-        """Remove it."""
+        """Remove a file, if it is there."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.handle)
 
@@ -113,12 +86,12 @@ class RemoteFolder:
         size = self.size(name)
         if size > max_bytes:
             raise Corrupt(f"{name} has {size:,} bytes; at most {max_bytes:,} are read")
-        with self._reading(name):
+        with reading(self.address / name):
             return addresses.read_range(self.address / name, 0, size)
 
     def size(self, name: str) -> int:
         """Its size."""
-        with self._reading(name):
+        with reading(self.address / name):
             return addresses.size_of(self.address / name)
 
     def sha256(self, name: str, size: int, moved: Callable[[], None]) -> str:
@@ -127,7 +100,7 @@ class RemoteFolder:
         if actual_size != size:
             raise Corrupt(f"{name} has {actual_size:,} bytes instead of {size:,}")
         digest = hashlib.sha256()
-        with self._reading(name):
+        with reading(self.address / name):
             for piece in addresses.pieces(self.address / name, 0, size):
                 digest.update(piece)
                 moved()
@@ -153,14 +126,19 @@ class RemoteFolder:
         """Remove it."""
         addresses.remove(self.address / name)
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise Corrupt(f"{name} is missing") from error
-        except OSError as error:
-            raise unreadable(self.address / name, error) from error
+
+Folder: TypeAlias = LocalFolder | RemoteFolder
+
+
+@contextmanager
+def reading(address: Address) -> Iterator[None]:
+    """Read a file at an address: raises Corrupt if it is missing, and Refused (E0819) if a server cannot be asked."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Corrupt(f"{address.name} is missing") from error
+    except OSError as error:
+        raise unreadable(address, error) from error
 
 
 def unreadable(place: PathOrUrl, error: OSError) -> Refused:

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from partita.runtime.addresses import Address, pieces, size_of
 from partita.runtime.checkpoint.files import Corrupt
-from partita.runtime.checkpoint.folders import unreadable
+from partita.runtime.checkpoint.folders import reading
 from partita.runtime.regions import Region, whole_region
 
 # The format's names of dtypes.
@@ -78,12 +78,8 @@ class RemoteTensors:
     @classmethod
     def of(cls, address: Address) -> RemoteTensors:
         """Read the header of a file. Raises Corrupt, also if there is none; Refused (E0819) if it cannot be read."""
-        try:
+        with reading(address):
             size = size_of(address)
-        except FileNotFoundError as error:
-            raise Corrupt(f"{address.name} is missing") from error
-        except OSError as error:
-            raise unreadable(address, error) from error
         start = _read(address, 0, min(size, FIRST))
         length = int.from_bytes(start[:LENGTH], "little")
         if size < LENGTH or length > min(MAX_HEADER, size - LENGTH):
@@ -122,12 +118,8 @@ def _slice(address: Address, written: Any, base: int, size: int) -> RemoteSlice:
 
 
 def _read(address: Address, start: int, stop: int) -> bytearray:
-    try:
+    with reading(address):
         return bytearray().join(pieces(address, start, stop))
-    except FileNotFoundError as error:
-        raise Corrupt(f"{address.name} is missing") from error
-    except OSError as error:
-        raise unreadable(address, error) from error
 
 
 def _wrong(address: Address, why: str) -> Corrupt:
