@@ -18,6 +18,7 @@ import errno
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import ClassVar, TypeAlias
 
 from attrs import define, field
 
@@ -26,36 +27,18 @@ from partita.runtime import addresses
 from partita.runtime.addresses import Address, PathOrUrl, check_writable, names_in
 from partita.runtime.checkpoint.folders import Folder, RemoteFolder, unreadable, unwritable
 from partita.runtime.checkpoint.manifest import NAME
-from partita.runtime.checkpoint.store import Saves, Store, commit_name, steps_of
+from partita.runtime.checkpoint.store import Store, commit_name, steps_of
 from partita.runtime.locks import LOCK
 
 DAMAGED = f"{NAME}.damaged"
 
 
-def steps_in(place: PathOrUrl) -> list[int]:
-    """The steps of the commits in a directory, ascending; none if there is no directory.
-
-    Raises Refused (E0602, E0617, E0819) if it is at an address that cannot be read.
-    """
-    if not isinstance(place, Address):
-        return Store(place).steps()
-    try:
-        return AddressStore(place).steps()
-    except OSError as error:
-        raise unreadable(place, error) from error
-
-
-def store_at(place: PathOrUrl, attempt: int = 0) -> Saves:
-    """A directory of checkpoints, for writing."""
-    return AddressStore(place, attempt) if isinstance(place, Address) else Store(place, attempt)
-
-
 @define(eq=False)
-class AddressStore(Saves):
-    """A directory of checkpoints at an address."""
+class AddressStore:
+    """A directory of checkpoints at an address, with the methods of `Store`."""
 
-    poll_seconds = 0.5
-    bounded = True
+    poll_seconds: ClassVar[float] = 0.5
+    bounded: ClassVar[bool] = True
     place: Address
     attempt: int = 0
     _tried: int | None = field(default=None, init=False)  # a step whose manifest may have been written
@@ -154,3 +137,24 @@ class AddressStore(Saves):
     def _empty(self, step: int) -> None:
         for name in names_in(self._at(step)):
             addresses.remove(self._at(step) / name)
+
+
+CheckpointStore: TypeAlias = Store | AddressStore
+
+
+def store_at(place: PathOrUrl, attempt: int = 0) -> CheckpointStore:
+    """A directory of checkpoints, for writing."""
+    return AddressStore(place, attempt) if isinstance(place, Address) else Store(place, attempt)
+
+
+def steps_in(place: PathOrUrl) -> list[int]:
+    """The steps of the commits in a directory, ascending; none if there is no directory.
+
+    Raises Refused (E0602, E0617, E0819) if it is at an address that cannot be read.
+    """
+    if not isinstance(place, Address):
+        return Store(place).steps()
+    try:
+        return AddressStore(place).steps()
+    except OSError as error:
+        raise unreadable(place, error) from error

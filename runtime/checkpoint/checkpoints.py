@@ -21,7 +21,7 @@ from attrs import define, evolve, field, frozen
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.runtime.addresses import PathOrUrl, StorageError
 from partita.runtime.bad_steps import History
-from partita.runtime.checkpoint.address_store import steps_in, store_at
+from partita.runtime.checkpoint.address_store import CheckpointStore, steps_in, store_at
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import unwritable
@@ -33,7 +33,7 @@ from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Entry, Shard
 from partita.runtime.checkpoint.snapshots import SnapshotResources, Snapshots, StepSnapshot
-from partita.runtime.checkpoint.store import Saves, commit_name
+from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.data_files import DataFile
 from partita.runtime.global_tensors import piece_view
 from partita.runtime.naming import ranks_text
@@ -76,7 +76,7 @@ class Checkpoints:
     committed: int | None = field(default=None, init=False)
     _keep: int = field(init=False)  # lower than configured if there is not enough space
     _manifest: Manifest = field(init=False)
-    _store: Saves = field(init=False)
+    _store: CheckpointStore = field(init=False)
     _shard: Shard = field(init=False)
     _save: Save | None = field(default=None, init=False)
     _has_waited: bool = field(default=False, init=False)

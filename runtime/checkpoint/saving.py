@@ -17,12 +17,12 @@ from threading import Event, Thread
 from attrs import define, evolve, field
 
 from partita.dsl.diagnostic import Refused
+from partita.runtime.checkpoint.address_store import CheckpointStore
 from partita.runtime.checkpoint.checksummed import MAX_BYTES, checked, with_checksum
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import Folder
 from partita.runtime.checkpoint.manifest import DIGEST, File, Manifest, file_name
 from partita.runtime.checkpoint.shards import Shard, write_file
-from partita.runtime.checkpoint.store import Saves
 
 POLL_SECONDS = 1.0  # between reports of progress
 # How long a file written by another machine may take to become visible here after that machine has reported it.
@@ -45,7 +45,7 @@ class Save:
     wrong after it, and `full` is whether that was for lack of space.
     """
 
-    store: Saves
+    store: CheckpointStore
     manifest: Manifest
     rank: int
     shard: Shard
@@ -153,7 +153,7 @@ class Save:
                 raise Corrupt(f"the manifest has {len(text):,} bytes; at most {MAX_BYTES:,} are read again")
             self.store.commit(step, text, [marker_name(rank, suffix) for rank in range(len(files))])
             self.committed = True
-            self.store.prune(self.keep)
+            prune(self.store, self.keep)
         except OSError as error:
             if self.committed:
                 self.trouble = f"older ones could not be removed: {error.strerror}"
@@ -178,6 +178,15 @@ class Save:
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
                     raise Corrupt(f"the file of rank {len(files)} is missing: all machines must share the directory")
                 time.sleep(self.store.poll_seconds)
+
+
+def prune(store: CheckpointStore, keep: int) -> None:
+    """Remove all but the newest `keep` commits, and damaged ones that would be gone by now if they were intact."""
+    steps = store.steps()
+    for step in steps[:-keep]:
+        store.remove(step)
+    if len(steps) >= keep:
+        store.remove_damaged(before=steps[-keep])
 
 
 def _marker(name: str, folder: Folder) -> File:

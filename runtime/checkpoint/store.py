@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,80 +41,17 @@ def steps_of(names: Iterable[str]) -> list[int]:
     return sorted(step for match in matches if match and commit_name(step := int(match[1])) == match[0])
 
 
-class Saves(ABC):
-    """A directory of checkpoints, for writing. Only rank 0 locks, cleans, commits and removes.
+@define(eq=False)
+class Store:
+    """A directory of checkpoints of this machine, for writing. Its files are those of a run alone, since its saves have
+    names of their own. Only rank 0 locks, cleans, commits and removes.
 
     `attempt` distinguishes this run's saves, so that a surviving rank of an earlier run writes elsewhere. Methods raise
     OSError.
     """
 
-    attempt: int
-    poll_seconds: ClassVar[float]  # how long rank 0 waits before it looks for the markers of others again
-    bounded: ClassVar[bool]  # whether each operation gives up by itself
-
-    @abstractmethod
-    def lock(self) -> Diagnostic | None:
-        """Create the directory and hold it until `close`. Raises Refused (E0802, E0803).
-
-        Returns a warning (W0806) if nothing can be held.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the directory."""
-
-    @abstractmethod
-    def clean(self) -> None:
-        """Remove leftovers of runs that died."""
-
-    @property
-    @abstractmethod
-    def suffix(self) -> str:
-        """What the names of a save's files have in front of their extension."""
-
-    @abstractmethod
-    def save(self, step: int) -> AbstractContextManager[Folder]:
-        """Open the folder of a save in progress, created by whichever rank comes first."""
-
-    @abstractmethod
-    def commit(self, step: int, manifest: bytes, markers: Sequence[str]) -> None:
-        """Turn a save, whose files are written, into a commit with this manifest, and without the markers."""
-
-    @abstractmethod
-    def abandon(self, step: int) -> None:
-        """Remove a save that will not become a commit."""
-
-    @abstractmethod
-    def steps(self) -> list[int]:
-        """The steps of the commits, ascending."""
-
-    @abstractmethod
-    def remove(self, step: int) -> None:
-        """Remove a commit."""
-
-    @abstractmethod
-    def quarantine(self, step: int) -> None:
-        """Take a commit that was skipped as damaged out of the way, so that the run can save this step again."""
-
-    @abstractmethod
-    def remove_damaged(self, before: int | None = None) -> list[str]:
-        """Remove commits that were set aside, all or those of steps before `before`; returns their names."""
-
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` commits, and damaged ones that would be gone by now if they were intact."""
-        steps = self.steps()
-        for step in steps[:-keep]:
-            self.remove(step)
-        if len(steps) >= keep:
-            self.remove_damaged(before=steps[-keep])
-
-
-@define(eq=False)
-class Store(Saves):
-    """A directory of this machine. Its files are those of a run alone, since its saves have names of their own."""
-
-    poll_seconds = 0.02
-    bounded = False
+    poll_seconds: ClassVar[float] = 0.02  # how long rank 0 waits before it looks for the markers of others again
+    bounded: ClassVar[bool] = False  # whether each operation gives up by itself
     path: Path
     attempt: int = 0
     _lock: int | None = field(default=None, init=False)
@@ -174,7 +110,7 @@ class Store(Saves):
 
     @property
     def suffix(self) -> str:
-        """Nothing: saves have directories of their own."""
+        """What the names of a save's files have in front of their extension: nothing, in directories of their own."""
         return ""
 
     @contextmanager
@@ -185,7 +121,9 @@ class Store(Saves):
             yield LocalFolder(handle)
 
     def commit(self, step: int, manifest: bytes, markers: Sequence[str]) -> None:
-        """Turn a save, whose files are on disk, into a commit: by one rename."""
+        """Turn a save, whose files are on disk, into a commit with this manifest, and without the markers: by one
+        rename.
+        """
         with directory(self.path) as handle:
             with directory(self.partial(step), handle) as inner:
                 put(NAME, inner, manifest)

@@ -24,7 +24,7 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
-from partita.runtime.checkpoint.saving import Save
+from partita.runtime.checkpoint.saving import Save, prune
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store
@@ -347,7 +347,7 @@ def test_a_damaged_commit_goes_with_the_whole_ones_of_its_time(tmp_path: Path):
     (tmp_path / "step-00000002.damaged").mkdir()
     for step in (3, 5, 7):
         (tmp_path / f"step-{step:08}").mkdir()
-        store.prune(2)
+        prune(store, 2)
         assert (tmp_path / "step-00000002.damaged").exists() == (step < 5)
     assert store.steps() == [5, 7]
 
