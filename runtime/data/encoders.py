@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from attrs import frozen
@@ -24,25 +24,6 @@ from partita.runtime.data.packages import package
 MAX_TOKENS = 12  # shown
 
 
-class Encoder(Protocol):
-    """Turns texts into ids. `digest` identifies everything that the ids depend on besides the text."""
-
-    @property
-    def digest(self) -> str:
-        """Two encoders with the same digest give the same ids."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """What the ids are stored as."""
-
-    @property
-    def last(self) -> np.ndarray:
-        """The ids that end every document."""
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without those at the end."""
-
-
 @frozen
 class Bytes:
     """UTF-8; `end` ends every document."""
@@ -51,21 +32,21 @@ class Bytes:
 
     @property
     def digest(self) -> str:
-        """By what is appended."""
+        """Identifies everything that the ids depend on besides the text: what is appended."""
         return f"bytes {self.end!r}"
 
     @property
     def last(self) -> np.ndarray:
-        """The bytes of `end`."""
+        """The ids that end every document: the bytes of `end`."""
         return np.frombuffer(self.end.encode(), np.uint8)
 
     @property
     def dtype(self) -> np.dtype:
-        """A byte."""
+        """What the ids are stored as: a byte."""
         return np.dtype("u1")
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The bytes of each text."""
+        """The ids of each text, without those at the end: its bytes."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
 
@@ -93,6 +74,10 @@ class Tokens:
         """The ids of each text, on all cores."""
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=self.special)
         return [np.array(each.ids, self.dtype) for each in encodings]
+
+
+# Turns texts into ids.
+Encoder: TypeAlias = Bytes | Tokens
 
 
 def encoder_of(call: Call, root: Path, special: bool = True) -> Encoder:

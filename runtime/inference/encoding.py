@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -19,25 +19,15 @@ from partita.runtime.data.registry import with_training_arguments
 from partita.runtime.data.text import alphabet_of
 
 
-class Encoding(Protocol):
-    """A text as ids."""
-
-    def ids(self, text: str, place: Span | None = None) -> list[int]:
-        """The ids of a text, which stands at a place. Raises Refused (E1002) if it has none for a part of it."""
-
-    def text(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of ids, in pieces, each as soon as it is certain."""
-
-
 class Bytes:
     """UTF-8: an id is a byte. What is not UTF-8 becomes U+FFFD."""
 
     def ids(self, text: str, place: Span | None = None) -> list[int]:
-        """The bytes."""
+        """The ids of a text, which stands at a place: its bytes."""
         return list(text.encode("utf-8", "surrogateescape"))
 
     def text(self, ids: Iterable[int]) -> Iterator[str]:
-        """Characters, when their last byte is there."""
+        """The text of ids, in pieces, each as soon as it is certain: a character when its last byte is there."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for id in ids:
             yield decoder.decode(bytes([id]) if id < 256 else b"\xff")
@@ -51,7 +41,7 @@ class Characters:
     alphabet: str
 
     def ids(self, text: str, place: Span | None = None) -> list[int]:
-        """The characters' numbers."""
+        """The characters' numbers. Raises Refused (E1002) for one that the alphabet lacks."""
         numbers = {character: number for number, character in enumerate(self.alphabet)}
         for character in text:
             if character not in numbers:
@@ -87,6 +77,10 @@ class Tokenizer:
                 shown = now
         now = self.loaded.decode(all)
         yield now[len(shown) :] if now.startswith(shown) else ""
+
+
+# How a text becomes ids, and ids text.
+Encoding: TypeAlias = Bytes | Characters | Tokenizer
 
 
 def encoding_of(data: Call, folder: Path, tokenizer: PathOrUrl | None) -> Encoding:

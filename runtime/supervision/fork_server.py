@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from runpy import run_module
-from typing import Any, Protocol
+from typing import IO, Any, TypeAlias
 
 from attrs import define, field
 
@@ -56,38 +56,6 @@ MODULES = (
     "partita.runtime.transports.process",
 )
 COMMAND = [sys.executable, "-m", "partita"]  # what is forked runs its arguments
-
-
-class Process(Protocol):
-    """A child process, as `subprocess.Popen` has it."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-
-    @property
-    def returncode(self) -> Any:
-        """Its exit status; None before it is known."""
-
-    @property
-    def stdin(self) -> Any:
-        """The pipe to its standard input."""
-
-    @property
-    def stderr(self) -> Any:
-        """The pipe from its standard error."""
-
-    def poll(self) -> int | None:
-        """Its exit status; None if it runs."""
-
-    def wait(self) -> int:
-        """Wait for its end."""
-
-    def kill(self) -> None:
-        """Kill the rank."""
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal."""
 
 
 # ---------------------------------------------------------------- the supervisor's side
@@ -160,13 +128,13 @@ class ForkServer:
 
 @define(eq=False)
 class Forked:
-    """A forked rank; a `Process`."""
+    """A forked rank: a child process, with what is used of `subprocess.Popen`."""
 
     server: ForkServer
-    stdin: Any
-    stderr: Any
+    stdin: IO[bytes]
+    stderr: IO[bytes]
     number: int = 0  # its process id, once it is known
-    returncode: int | None = None
+    returncode: int | Any = None  # None before it is known
 
     @property
     def pid(self) -> int:
@@ -210,6 +178,9 @@ class Forked:
             pid, status = self.number, 0
         if pid:
             self.returncode = os.waitstatus_to_exitcode(status)
+
+
+Process: TypeAlias = subprocess.Popen[bytes] | Forked
 
 
 @contextmanager
