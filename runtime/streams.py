@@ -8,6 +8,7 @@ that streams and events permit (`tests.runtime.transports.interleaved`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -54,34 +55,37 @@ class Posting:
         return run
 
 
-class Streams(Protocol):
-    """The streams of one rank's device."""
+class Streams(ABC):
+    """The streams of one rank's device; `apart`: host and device have separate memories."""
 
-    @property
-    def apart(self) -> bool:
-        """Whether host and device have separate memories."""
+    apart: bool
+    # Captures enqueued operations as a graph instead of running them; None without graphs.
+    capture: Capture | None = None
 
+    @abstractmethod
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """Functions that enqueue the instructions of a list: a `Posting` for each that is not on `compute`."""
 
-    @property
-    def capture(self) -> Capture | None:
-        """A function that captures enqueued operations as a graph instead of running them; None without graphs."""
-
+    @abstractmethod
     def launch(self, stream: str, operation: Callable[..., Handle], *tensors: torch.Tensor) -> Handle:
         """Start an operation on tensors after the current compute, which then waits for the handle."""
 
     def drained(self) -> Coroutine | None:
-        """Wait until the host may continue after a list of instructions; None if it may at once."""
+        """Wait until the host may continue after a list of instructions; None if it may at once, or runs ahead."""
+        return None
 
     def join(self) -> None:
-        """What is computed next is behind all that is under way."""
+        """What is computed next is behind all that is under way: by default nothing is."""
+        return
 
     def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-        """What makes new tensors that another stream writes."""
+        """What makes new tensors that another stream writes: uninitialized, from the memory of the compute stream."""
+        return partial(torch.empty, shape, dtype=dtype, device=device)
 
     def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
-        """New memory that another stream writes; the host's is one that the device can copy from and to."""
+        """New memory that another stream writes; the host's is pinned: the device can copy from and to it."""
+        pinned = device.type == "cpu"
+        return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
 
 
 class CompletedHandle:
@@ -115,15 +119,10 @@ def copied(*memory: torch.Tensor) -> Handle:
 
 
 @frozen
-class HostStreams:
+class HostStreams(Streams):
     """Those of a CPU; or all as one, in the order in which the host enqueues."""
 
     apart: bool = False
-
-    @property
-    def capture(self) -> None:
-        """There are no graphs."""
-        return None
 
     def bound(self, launches: Sequence[Launch], parts: Sequence[Bound | Posting]) -> tuple[Bound, ...]:
         """The parts: each does what it is at once, and waits for its handle."""
@@ -134,23 +133,9 @@ class HostStreams:
         """Start an operation."""
         return operation(*tensors)
 
-    def drained(self) -> None:
-        """Nothing to wait for."""
-
-    def join(self) -> None:
-        """Nothing is under way."""
-
-    def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-        """Uninitialized tensors."""
-        return partial(torch.empty, shape, dtype=dtype, device=device)
-
-    def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
-        """Uninitialized memory."""
-        return memory(size, device)
-
 
 @define(eq=False)
-class DeviceStreams:
+class DeviceStreams(Streams):
     """Those of a GPU, made when they are first used. What computes is on the stream that is current."""
 
     device: torch.device
@@ -234,21 +219,10 @@ class DeviceStreams:
             handle = operation(*tensors)
         return _Behind(self, own.record_event(), handle)
 
-    def drained(self) -> None:
-        """Nothing to wait for: the host runs ahead."""
-
     def join(self) -> None:
         """Make the current stream wait for all work that is enqueued on the others."""
         for each in self._streams.values():
             self._current.wait_stream(each)
-
-    def allocator(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-        """Uninitialized tensors, from the memory of the compute stream."""
-        return partial(torch.empty, shape, dtype=dtype, device=device)
-
-    def memory(self, size: int, device: torch.device) -> torch.UntypedStorage:
-        """Uninitialized memory of the compute stream, or pinned memory of the host."""
-        return memory(size, device)
 
     @property
     def _current(self) -> torch.cuda.Stream:
@@ -313,12 +287,6 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
-def memory(size: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory of a GPU, or pinned memory of the host."""
-    pinned = device.type == "cpu"
-    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned).untyped_storage()
-
-
-def streams_of(device: torch.device) -> HostStreams | DeviceStreams:
+def streams_of(device: torch.device) -> Streams:
     """The streams of a device."""
     return DeviceStreams(device) if device.type == "cuda" else HostStreams()
