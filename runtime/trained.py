@@ -25,14 +25,13 @@ from partita.runtime.in_process import run_in_process
 from partita.runtime.inference.predicting import Predictor
 from partita.runtime.inference.weights import Weights, load_weights
 from partita.runtime.outputs import names_of
-from partita.runtime.pace import Straggler
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.start import begin
 from partita.runtime.supervision.statuses import going_on
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.telemetry import Recorder
-from partita.runtime.training import StepResult
+from partita.runtime.training import Observer, StepResult
 
 
 class Trained(Pictured, list[dict[str, Any]]):
@@ -174,7 +173,7 @@ def train(
     return Trained(observer.records, run.trained(), path, observer.after, spec, allow_python)
 
 
-class _Records:
+class _Records(Observer):
     """An `Observer` that keeps a record of each step, and writes it if there is a directory."""
 
     def __init__(
@@ -215,9 +214,6 @@ class _Records:
         """Add the text to its step's record."""
         self.recorder.sample(step, text)
         self.records[-1]["sample"] = text
-
-    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
-        """Never called: no rank is slow if all are in one process."""
 
 
 def _warn_of(diagnostic: Diagnostic) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve, field, frozen
@@ -96,8 +96,8 @@ class StepResult:
         return facts
 
 
-class Observer(Protocol):
-    """Receives a run's progress."""
+class Observer:
+    """Receives a run's progress; a subclass has the methods that it is interested in."""
 
     def resumed(self, checkpoint: Resumed) -> None:
         """The run resumes after a checkpoint's step; called before anything else."""

@@ -12,10 +12,10 @@ from partita.runtime.progress import Display
 from partita.runtime.rank import CompiledRun
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Recorder
-from partita.runtime.training import StepResult
+from partita.runtime.training import Observer, StepResult
 
 
-class Recording:
+class Recording(Observer):
     """Writes metrics (if there is a directory) and shows progress; an `Observer`, and a context manager."""
 
     def __init__(self, plan: CompiledRun, directory: RunDirectory | None) -> None:

@@ -26,7 +26,7 @@ from partita.compiler.analysis.memory import peak_memory, workspace
 from partita.compiler.program import InputRecord
 from partita.runtime import kernels, stages
 from partita.runtime import rank as ranks
-from partita.runtime.checkpoint.checkpoints import Resumed, load, shard_of
+from partita.runtime.checkpoint.checkpoints import load, shard_of
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.shards import Entry
@@ -37,11 +37,10 @@ from partita.runtime.fake_gpu.nccl import fake_transport
 from partita.runtime.fake_gpu.watch import Fault, Kind, Launch, Stopped, Watch, of
 from partita.runtime.kernels import compiling
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.pace import Straggler
 from partita.runtime.python_functions import CustomFunction
 from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.rehearsal import leaves_nothing, rehearse
-from partita.runtime.training import StepResult, train
+from partita.runtime.training import Observer, StepResult, train
 
 STEPS, STEPS_OF_GRAPHS = 2, 3
 
@@ -134,7 +133,7 @@ def try_rank(plan: CompiledRun, number: int) -> FakeGpuResult:
     return FakeGpuResult(number, tuple(watch.faults), tuple(steps.launches), tuple(steps.waits), peak, bound)
 
 
-class _Steps:
+class _Steps(Observer):
     """Observes a rank's steps: what the last of them has launched and waited for, and the greatest peak. What is alive
     between steps stays as it is, once as many reductions are in flight as may be; but for tables that only the first
     evaluation makes.
@@ -174,20 +173,11 @@ class _Steps:
         if result.step == self._rank.plan.train.steps:
             watch.limit = sys.maxsize  # the bound is that of steps
 
-    def resumed(self, checkpoint: Resumed) -> None:
-        """Not told."""
-
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """An evaluation is done."""
         if self._left is not None:
             self._left += self._tables
         self._tables = 0
-
-    def sample(self, step: int, text: str) -> None:
-        """Not told."""
-
-    def slow(self, step: int, ranks: Sequence[Straggler]) -> None:
-        """Not told."""
 
 
 def _tables_of_evaluation(rank: Rank) -> int:
