@@ -16,21 +16,11 @@ from attrs import frozen
 from partita.runtime.addresses import Address, pieces, size_of
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.folders import reading
+from partita.runtime.kernels.dtypes import DTYPES as OURS
 from partita.runtime.regions import Region, whole_region
 
-# The format's names of dtypes.
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+# By the format's names, which are ours in capitals.
+DTYPES = {name.upper(): dtype for name, dtype in {**OURS, "f16": torch.float16, "i16": torch.int16}.items()}
 LENGTH = 8  # bytes that say how long the header is
 MAX_HEADER = 100_000_000  # bytes, as the safetensors package has it
 FIRST = 1 << 16  # bytes that are read at first: all of the header, mostly

@@ -30,11 +30,7 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.mapped import copy_file
 from partita.runtime.regions import Region
 
-# The format's names of dtypes, and their sizes. Files for other programs may have f16 as well.
-CODES = {
-    **{"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16"},
-    **{"i64": "I64", "i32": "I32", "i8": "I8", "u8": "U8", "bool": "BOOL"},
-}
+# The sizes of dtypes, whose names in the format are ours in capitals. Files for other programs may have f16 as well.
 WIDTHS = {**BYTES, "f16": 2}
 ALIGNMENT = 8  # of the first tensor in the file
 MAX_HEADER = 100_000_000  # bytes that the package accepts
@@ -65,7 +61,7 @@ def header(entries: Sequence[Entry]) -> bytes:
     end = 0
     for entry in entries:
         start, end = end, end + entry.bytes
-        described[entry.name] = {"dtype": CODES[entry.dtype], "shape": entry.shape, "data_offsets": [start, end]}
+        described[entry.name] = {"dtype": entry.dtype.upper(), "shape": entry.shape, "data_offsets": [start, end]}
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
@@ -188,9 +184,9 @@ def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
         raise Corrupt(f"{name} {'lacks' if expected - present else 'has a surplus'} {which[0]}")
     for each in entries:
         part = file.get_slice(each.name)
-        if part.get_dtype() != CODES[each.dtype] or tuple(part.get_shape()) != each.shape:
+        if part.get_dtype() != each.dtype.upper() or tuple(part.get_shape()) != each.shape:
             described = f"{part.get_dtype()}{part.get_shape()}"
-            raise Corrupt(f"{name} has {each.name} as {described}, not {CODES[each.dtype]}{list(each.shape)}")
+            raise Corrupt(f"{name} has {each.name} as {described}, not {each.dtype.upper()}{list(each.shape)}")
 
 
 def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
