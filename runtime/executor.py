@@ -32,7 +32,7 @@ from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import ParameterStore, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
-from partita.runtime.transports.transport import Collective, Handle, Tensors, Transport
+from partita.runtime.transports.transport import Collective, Handle, Tensors, Transport, awaited
 
 # Learning rates, one for each rule of the optimizer that updates.
 Rates: TypeAlias = tuple[float, ...]
@@ -334,9 +334,7 @@ class Executor:
     @torch.inference_mode()
     def finish_metrics(self, sums: Collective) -> Iterator[None]:
         """Wait for the sums of a step: sets `step_metrics` to those of the own group."""
-        while not sums.done():
-            yield
-        (parts,) = sums.result()
+        (parts,) = yield from awaited(sums)
         rows, own = self.program.mesh.groups, len(self.program.step_metrics)
         total = parts[:, : rows * own + 1].sum(0)
         groups = total[: rows * own].view(rows, own)

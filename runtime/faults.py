@@ -23,6 +23,7 @@ from partita.runtime.executor import Executor
 from partita.runtime.inputs import Batch
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.recording import traced
+from partita.runtime.transports.transport import awaited
 
 if TYPE_CHECKING:
     from partita.runtime.rank import Rank
@@ -99,10 +100,7 @@ def origin(rank: Rank, trial: Replay) -> Generator[None, None, str | None]:
         for (_, name), tensor in totals.items():
             first.note(f"the gradient of `{name}`", tensor)
     time = torch.tensor(first.time, dtype=torch.float64, device=rank.device)
-    handle = rank.transport.gather_over_ranks(time)
-    while not handle.done():
-        yield
-    (times,) = handle.result()
+    (times,) = yield from awaited(rank.transport.gather_over_ranks(time))
     if int(times.argmin()) != rank.rank:
         return None
     if not first.name:

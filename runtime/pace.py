@@ -31,7 +31,7 @@ from partita.runtime.declared import waits
 from partita.runtime.supervision.capacity import cores, quota
 from partita.runtime.supervision.cores import usable
 from partita.runtime.tracing.flight import machine
-from partita.runtime.transports.transport import Transport
+from partita.runtime.transports.transport import Transport, awaited
 
 # What a rank does in a step besides the schedule's actions, in the order of its marks: before them, and after them.
 BATCH, PROLOGUE, REDUCE, STATISTICS, UPDATE, REPORT = (
@@ -124,10 +124,7 @@ class StragglerDetector:
         own = [*_cores(), self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
         row[: len(own)] = torch.tensor(own, dtype=torch.float64)
         self._sums, self._steps = [0] * len(self._sums), 0
-        handle = transport.gather_over_ranks(row.to(self.context.device))
-        while not handle.done():
-            yield
-        (table,) = handle.result()
+        (table,) = yield from awaited(transport.gather_over_ranks(row.to(self.context.device)))
         table = table.cpu()
         return Sums(self.program, table[:, 2:], table[:, :2])
 

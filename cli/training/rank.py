@@ -153,6 +153,7 @@ class _Rank:
         from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
+        from partita.runtime.transports.transport import run_alone
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
         plan, device = planned.plan, planned.device
@@ -171,8 +172,7 @@ class _Rank:
             plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True, folder=files
         )
         if device.type == "cuda" and paced and leaves_nothing(rank):
-            for _ in rehearse(rank, transport):
-                raise AssertionError("a real transport waits inside its handles")
+            run_alone(rehearse(rank, transport))
         doubt = little_memory(plan.training, number, device) if device.type == "cuda" else None
         if doubt is not None:
             say(doubt)
@@ -196,8 +196,7 @@ class _Rank:
             dataset = Prefetcher(rank.reads(planned.data.dataset), plan.train.steps)
             stack.callback(dataset.close)
         try:
-            for _ in train(rank, dataset, watch, checkpoints, say, termination.stop_requested):
-                raise AssertionError("a real transport waits inside its handles")
+            run_alone(train(rank, dataset, watch, checkpoints, say, termination.stop_requested))
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             directory.fail(str(wrong))

@@ -39,6 +39,7 @@ from partita.runtime.global_tensors import piece_view
 from partita.runtime.naming import ranks_text
 from partita.runtime.regions import Region, pieces_of, whole_region
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
+from partita.runtime.transports.transport import awaited
 
 if TYPE_CHECKING:
     from partita.runtime.rank import Rank
@@ -427,10 +428,7 @@ class Checkpoints:
     def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """Sum a few numbers over all ranks."""
         with self.rank.flight.within(AGREEING):
-            handle = self.rank.transport.gather_over_ranks(numbers.to(self.rank.device))
-            while not handle.done():
-                yield
-        (parts,) = handle.result()
+            (parts,) = yield from awaited(self.rank.transport.gather_over_ranks(numbers.to(self.rank.device)))
         return parts.sum(0).cpu()
 
     def _say(self, code: str, message: str, *notes: str) -> None:

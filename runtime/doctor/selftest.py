@@ -30,7 +30,7 @@ from partita.runtime.inputs import Batch
 from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from partita.runtime.transports.transport import ProcessEnd
+from partita.runtime.transports.transport import ProcessEnd, run_alone
 
 SEND = "send and receive"
 FLOAT = 4  # bytes
@@ -251,8 +251,7 @@ class Training:
         rank = Rank(plan, transport.rank, transport, device)
 
         def step(number: int, batch: Batch) -> tuple[float, float]:
-            for _ in rank.step(number, batch, (RATE,)):
-                raise AssertionError("a real transport waits inside its handles")
+            run_alone(rank.step(number, batch, (RATE,)))
             loss, _, norm = rank.results(rank.training)
             return loss, norm
 

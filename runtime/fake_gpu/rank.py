@@ -41,6 +41,7 @@ from partita.runtime.python_functions import CustomFunction
 from partita.runtime.rank import CompiledRun, Rank
 from partita.runtime.rehearsal import leaves_nothing, rehearse
 from partita.runtime.training import Observer, StepResult, train
+from partita.runtime.transports.transport import run_alone
 
 STEPS, STEPS_OF_GRAPHS = 2, 3
 
@@ -115,8 +116,8 @@ def try_rank(plan: CompiledRun, number: int) -> FakeGpuResult:
             steps = _Steps(watch, rank)
             watch.limit = bound
             if leaves_nothing(rank):
-                _run(rehearse(rank, transport))
-            _run(train(rank, _Zeros(plan), steps))
+                run_alone(rehearse(rank, transport))
+            run_alone(train(rank, _Zeros(plan), steps))
             _save_and_load(rank)
         except Stopped:
             pass  # a fault says why
@@ -256,12 +257,6 @@ def _dtypes(plan: CompiledRun) -> tuple[torch.dtype, bool, set[torch.dtype], boo
     offloads = any(each.host or any(state.host for state in (*each.states, *each.companions)) for each in records)
     doubles = any(value.type.dtype == "f64" for node in plan.training.forward.nodes for value in node.outputs)
     return DTYPES[plan.train.dtype], offloads, wide, doubles
-
-
-def _run(steps: Iterator[None]) -> None:
-    """Run a generator to its end: real transports never wait in it."""
-    for _ in steps:
-        pass
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.regions import Region, pieces_of
 from partita.runtime.stages import ParameterStore
 from partita.runtime.tracing.flight import Flight
-from partita.runtime.transports.transport import Cluster, ProcessEnd, Transport
+from partita.runtime.transports.transport import Cluster, ProcessEnd, Transport, awaited, run_alone
 from partita.runtime.transports.virtual import VirtualCluster
 
 Found = TypeVar("Found")
@@ -67,8 +67,7 @@ class _Process:
     def run(self, steps: Sequence[Iterator[None]]) -> None:
         """Run the rank's generator."""
         for step in steps:
-            for _ in step:
-                raise AssertionError("a real transport waits inside its handles")
+            run_alone(step)
 
 
 class ForwardRank:
@@ -119,10 +118,7 @@ class ForwardRank:
 
     def sum(self, vector: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """The sum of a small tensor over all ranks."""
-        handle = self.transport.gather_over_ranks(vector.to(self.device))
-        while not handle.done():
-            yield
-        (parts,) = handle.result()
+        (parts,) = yield from awaited(self.transport.gather_over_ranks(vector.to(self.device)))
         return parts.sum(0).cpu()
 
 

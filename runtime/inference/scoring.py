@@ -31,6 +31,7 @@ from partita.runtime.inference.ranks import ForwardRank
 from partita.runtime.outputs import output_of
 from partita.runtime.regions import region_of
 from partita.runtime.transports.collectives import ALL_GATHER
+from partita.runtime.transports.transport import awaited
 
 # How much the logits at a position may change with ids after it, relative to the largest.
 UNCHANGED = 1e-4
@@ -213,10 +214,7 @@ class Scorer:
                 first = first and part.start <= index < part.stop
                 total = total.select(dim, min(max(index - part.start, 0), axis.size - 1))
         for over in reversed(record.layout.over(model.vocab.name)):  # the innermost split first
-            handle = self.rank.transport.collective(ALL_GATHER, over, (total,), ((0,),))
-            while not handle.done():
-                yield
-            (total,) = handle.result()
+            (total,) = yield from awaited(self.rank.transport.collective(ALL_GATHER, over, (total,), ((0,),)))
         return total.cpu().clone() if first else None  # the next step overwrites it
 
 

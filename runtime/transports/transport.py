@@ -16,7 +16,7 @@ the same order. Sums are in the dtype of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.streams import Handle, Streams
 
-__all__ = ["Cluster", "Collective", "Handle", "ProcessEnd", "Tensors", "Transport"]
+__all__ = ["Cluster", "Collective", "Handle", "ProcessEnd", "Tensors", "Transport", "awaited", "run_alone"]
 
 Tensors = tuple[torch.Tensor, ...]
 NO_STREAMS: Mapping[str, str] = {}
@@ -37,6 +37,19 @@ class Collective(Handle, Protocol):
 
     def result(self) -> Tensors:
         """A tensor for each one given. To be taken once, when the handle is done; the handle then drops all tensors."""
+
+
+def awaited(collective: Collective) -> Generator[None, None, Tensors]:
+    """Wait for a collective; returns its results."""
+    while not collective.done():
+        yield
+    return collective.result()
+
+
+def run_alone(steps: Iterator[None]) -> None:
+    """Run what one rank does to its end, on a transport of processes: that waits inside its handles."""
+    for _ in steps:
+        raise AssertionError("a real transport waits inside its handles")
 
 
 class Transport(Protocol):
