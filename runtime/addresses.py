@@ -2,7 +2,7 @@
 (environment, configuration files, the machine's role).
 
 Every call ends: clients give up after some tries. Whatever their packages raise becomes an OSError, with the cause on
-one line: FileNotFoundError if nothing is there, otherwise Unreached.
+one line: FileNotFoundError if nothing is there, otherwise StorageError.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def system_of(address: str, span: Span | None = None) -> tuple[Any, str]:
 
 @contextmanager
 def storage_errors_translated() -> Iterator[None]:
-    """Raise FileNotFoundError or Unreached for whatever a file system raises."""
+    """Raise FileNotFoundError or StorageError for whatever a file system raises."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """JSON files that detect any modification: the last line holds the SHA-256 of all bytes before it.
 
 The input may be untrusted: only plain values are made of it, and `Reader` returns a value of the type and size asked
-for, or raises Damaged.
+for, or raises Corrupt.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def _no_number(text: str) -> NoReturn:
 
 @frozen(eq=False)
 class Reader:
-    """A value and its path in the document. Each method returns it as the requested type, or raises Damaged."""
+    """A value and its path in the document. Each method returns it as the requested type, or raises Corrupt."""
 
     value: Any
     place: str
 
     def fail(self, expected: str) -> NoReturn:
-        """Raise Damaged: the value is not `expected`."""
+        """Raise Corrupt: the value is not `expected`."""
         raise Corrupt(f"`{self.place}` is not {expected}")
 
     def integer(self, minimum: int, maximum: int) -> int:

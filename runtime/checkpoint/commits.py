@@ -1,6 +1,6 @@
 """The commits of a directory, as described by their names and manifests; reads no tensors and does not need torch.
 
-Anything wrong with a commit is raised as Damaged, which names the file.
+Anything wrong with a commit is raised as Corrupt, which names the file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_commit(place: PathOrUrl, step: int) -> Iterator[Folder]:
 
 
 def refuse_links(place: PathOrUrl, step: int) -> None:
-    """Raise Damaged if the directory of a commit contains a link."""
+    """Raise Corrupt if the directory of a commit contains a link."""
     with open_commit(place, step) as folder:
         links = folder.links()
     if links:

@@ -1,7 +1,7 @@
 """`manifest.json`: what a commit contains, and which run it belongs to.
 
 Converts records to checksummed JSON and back. Reading fails closed: an unknown key, a wrong type, a size beyond its
-limit, or a tensor that does not divide over the mesh as stated raises Damaged. File names are never read: rank N's file
+limit, or a tensor that does not divide over the mesh as stated raises Corrupt. File names are never read: rank N's file
 is `rank-N.safetensors`, or `rank-N-81f3….safetensors` if it was saved at an address.
 """
 

@@ -176,7 +176,7 @@ def opened(path: PathOrUrl) -> Iterator[Any]:
 
 
 def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
-    """Raise Damaged unless a file has exactly these entries."""
+    """Raise Corrupt unless a file has exactly these entries."""
     present = set(file.keys())
     expected = {each.name for each in entries}
     if present != expected:

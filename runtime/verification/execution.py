@@ -94,7 +94,7 @@ class Execution:
 def verify_execution(spec: Spec, hoist: bool = True, allow_python: bool = False) -> Execution:
     """Run the proxy of a file that compiles, and compare (E0702). `hoist`: the file gathers parameters once per step.
 
-    Raises Refused (E0620) if it needs Python code that is not allowed, and Undecided if no proxy is conclusive.
+    Raises Refused (E0620) if it needs Python code that is not allowed, and Inconclusive if no proxy is conclusive.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
@@ -114,7 +114,7 @@ def verify_execution(spec: Spec, hoist: bool = True, allow_python: bool = False)
 def executed(experiment: Experiment) -> Execution:
     """Run both programs of an experiment, and compare.
 
-    Raises Undecided if a step is not finite, or if rounding errors grow beyond what can be compared.
+    Raises Inconclusive if a step is not finite, or if rounding errors grow beyond what can be compared.
     """
     start = perf_counter()
     plan = experiment.plan
