@@ -102,7 +102,8 @@ class Experiment:
 
 def experiments(spec: Spec, hoist: bool = True, allow_python: bool = False) -> Iterator[Experiment]:
     """Shrink a file and compile it, with values at which everything is finite: for each seed with parameters of order
-    1, then with zeros replaced only, then as declared; at last with longer inputs. Raises Undecided if there are none.
+    1, then with zeros replaced only, then as declared; at last with longer inputs. Raises Inconclusive if there
+    are none.
 
     Axes of the file's own operations keep their sizes if these do not run at smaller ones.
     """
@@ -126,11 +127,6 @@ def experiments(spec: Spec, hoist: bool = True, allow_python: bool = False) -> I
         raise never_finite(small)
 
 
-def experiment_of(spec: Spec, hoist: bool = True, allow_python: bool = False) -> Experiment:
-    """The first experiment on a file. Raises Undecided."""
-    return next(experiments(spec, hoist, allow_python))
-
-
 def _axes_of_operations(model: Model) -> frozenset[str]:
     """The axes over which a model calls its own operations."""
     axes: set[str] = set()
@@ -143,7 +139,7 @@ def _axes_of_operations(model: Model) -> frozenset[str]:
 
 
 def proxy(spec: Spec, initial: Initial, hoist: bool, fixed: frozenset[str] = frozenset(), longer: int = 1) -> Spec:
-    """The proxy of a file. Raises Undecided if there is none."""
+    """The proxy of a file. Raises Inconclusive if there is none."""
     try:
         return proxy_of(spec, initial, hoist, fixed, longer)
     except Refused as refused:

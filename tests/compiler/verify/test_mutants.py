@@ -29,7 +29,7 @@ from partita.compiler.ops.shape import Expand
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.verify.equivalence import validate
 from partita.dsl.load import load
-from partita.runtime.verification.experiment import Experiment, Figures, experiment_of, settled
+from partita.runtime.verification.experiment import Experiment, Figures, experiments, settled
 from tests.compiler.verify.layout_mutants import layout_mutants
 from tests.compiler.verify.mutants import Mutant, communication_mutants, executed, first_step, refused, some
 from tests.files import SPECS, checked
@@ -52,7 +52,7 @@ def experiment(name: str) -> tuple[Experiment, Figures]:
     spec, diagnostics = load(SPECS / file, overrides)
     assert spec is not None, diagnostics
     torch.set_num_threads(1)
-    found = experiment_of(spec)
+    found = next(experiments(spec))
     assert validate(found.plan.training).passed
     return found, first_step(found, found.plan.training)
 

@@ -8,7 +8,7 @@ from partita.compiler.verify.rounding import perturbed
 from partita.dsl.load import load
 from partita.runtime.rank import prepare
 from partita.runtime.verification.execution import verify_execution
-from partita.runtime.verification.experiment import compare, experiment_of, figures, rounded
+from partita.runtime.verification.experiment import compare, experiments, figures, rounded
 from tests.files import SPECS, checked
 
 # Positions with the same token are equal in exact arithmetic, and the router chooses some of them.
@@ -47,7 +47,7 @@ def test_a_choice_among_equal_elements_is_no_error_of_a_layout():
 
 @pytest.mark.soak
 def test_other_last_digits_choose_other_elements():
-    experiment = experiment_of(checked(ROUTED, "routed.par"))
+    experiment = next(experiments(checked(ROUTED, "routed.par")))
     expected = figures(experiment.single, experiment.rates)
     change = compare(figures(rounded(experiment, 1), experiment.rates), expected)
     assert change["gradient of `depths.table` in step 1"] > 1e-3
@@ -61,7 +61,7 @@ def test_without_a_change_it_is_the_same_model(name: str):
     """Through blocks, repeats, scans and updates of buffers."""
     spec, _ = load(SPECS / "zoo" / f"{name}.par")
     assert spec is not None
-    experiment = experiment_of(spec)
+    experiment = next(experiments(spec))
     expected = figures(experiment.single, experiment.rates)
     plan = prepare(perturbed(experiment.single.spec, 0.0, 1))
     assert max(compare(figures(plan, experiment.rates), expected).values()) == 0.0

@@ -43,7 +43,7 @@ from partita.runtime.tracing.flight import (
     read,
 )
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
-from partita.runtime.verification.experiment import experiment_of
+from partita.runtime.verification.experiment import experiments
 from tests.fault_injection.processes import wait_until
 from tests.files import ROOT, SPECS
 from tests.marks import examples
@@ -181,7 +181,7 @@ def _until_frozen(step: Iterator[None]) -> Iterator[None]:
 def plan_of(name: str) -> CompiledRun:
     spec, _ = load(SPECS / name, ())
     assert spec is not None
-    return experiment_of(spec).plan
+    return next(experiments(spec)).plan
 
 
 @given(st.sampled_from(["tiny.par", "llama.par", "gpt.par"]), st.data())

@@ -14,7 +14,7 @@ from partita.compiler.ops.pointwise import Constant
 from partita.compiler.passes.differentiate import differentiate
 from partita.runtime.verification import derivatives
 from partita.runtime.verification.derivatives import Derivatives, compare_derivatives
-from partita.runtime.verification.experiment import experiment_of
+from partita.runtime.verification.experiment import experiments
 from tests.files import ROOT, SPECS, checked
 
 FILES = ROOT / "tests" / "planted" / "files"
@@ -34,7 +34,7 @@ train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
 
 
 def compared(text: str) -> Derivatives:
-    return compare_derivatives(experiment_of(checked(text, "part.par"), allow_python=True).point, "help")
+    return compare_derivatives(next(experiments(checked(text, "part.par"), allow_python=True)).point, "help")
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[Graph], Graph]) -> None:

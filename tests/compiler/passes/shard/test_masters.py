@@ -10,7 +10,7 @@ from partita.compiler.pipeline import compile_outputs, compile_run, compile_spec
 from partita.compiler.program import StepPlan
 from partita.compiler.state import Compilation
 from partita.dsl.spec import Spec
-from partita.runtime.verification.experiment import experiment_of
+from partita.runtime.verification.experiment import experiments
 from tests.files import checked
 
 FILE = """
@@ -110,7 +110,7 @@ def test_whatever_reads_masters_finds_them_alike(rules: str, first: str) -> None
 
 def test_a_proxy_keeps_them_apart() -> None:
     """It computes in f64, but stores what the file stores."""
-    program = experiment_of(file()).plan.program
+    program = next(experiments(file())).plan.program
     assert stored(program)["net.up"] == "hidden/data"
 
 
