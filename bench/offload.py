@@ -106,6 +106,7 @@ def run(layers: int, rule: str, limit: float, steps: int) -> None:
     from partita.compiler.analysis.memory import memory_report
     from partita.dsl.load import load_text
     from partita.runtime.data.binding import open_data
+    from partita.runtime.evaluation import results
     from partita.runtime.rank import Rank, prepare
     from partita.runtime.transports.failures import ConnectionLost
     from partita.runtime.transports.process import ProcessTransport
@@ -126,7 +127,7 @@ def run(layers: int, rule: str, limit: float, steps: int) -> None:
             for step in range(1, steps + 1):
                 for _ in rank.step(step, rank.tensors(data.batch(step)), (1e-3,)):
                     pass
-                losses.append(rank.results(rank.training)[0])
+                losses.append(results(rank.training)[0])
         except (OutOfMemory, ConnectionLost) as refused:  # here, or on the other rank
             print(f"{layers} layers, {rule or 'no rule'}: {refused}", flush=True)
             losses = []

@@ -74,6 +74,7 @@ def run(rows: int, overrides: Sequence[str], steps: int, live: Live | None) -> N
     from partita.compiler.analysis.memory import memory_report
     from partita.dsl.load import load
     from partita.runtime.data.binding import open_data
+    from partita.runtime.evaluation import results
     from partita.runtime.rank import prepare
 
     spec, diagnostics = load(MODELS / "tables.par", (f"rows={rows}", *overrides))
@@ -94,7 +95,7 @@ def run(rows: int, overrides: Sequence[str], steps: int, live: Live | None) -> N
                 pass
             seconds.append(perf_counter() - start)
             cpu.append(thread_time() - begun)
-            losses.append(rank.results(rank.training)[0])
+            losses.append(results(rank.training)[0])
             del batch
     held = getrusage(RUSAGE_SELF).ru_maxrss * 1024 - before
     bound = memory_report(plan.training, plan.program.ranks[0]).total

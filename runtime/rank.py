@@ -26,7 +26,7 @@ from partita.runtime.checkpoint.parts import SavedTensor, state_name, state_tens
 from partita.runtime.data.dataset import Dataset
 from partita.runtime.data.own_rows import OwnRows
 from partita.runtime.declared import waits
-from partita.runtime.evaluation import EvaluationResult, Outside, evaluation, order_of, outside, results
+from partita.runtime.evaluation import EvaluationResult, evaluation, order_of
 from partita.runtime.executor import Executor, Rates
 from partita.runtime.global_tensors import piece_view
 from partita.runtime.inference.ranks import ForwardRank, joined
@@ -359,13 +359,3 @@ class Rank:
         outcome = yield from evaluation(self.evaluation, count, batches)
         self.unsound_from = outcome.unsound_from
         return outcome.result
-
-    @staticmethod
-    def results(executor: Executor) -> tuple[float, dict[str, float], float]:
-        """Loss, metrics and gradient norm of an executor's last step."""
-        return results(executor)
-
-    @staticmethod
-    def outside(executor: Executor) -> Outside:
-        """Number of ids out of range that an executor's last step computed, by guard."""
-        return outside(executor)

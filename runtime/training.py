@@ -28,7 +28,7 @@ from partita.dsl.spec import Train
 from partita.runtime.bad_steps import NORM, BadStep, History, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
-from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, shifted
+from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, outside, results, shifted
 from partita.runtime.executor import Rates, never
 from partita.runtime.faults import MAX_ROWS, SUMS, Replay, origin, wrong_inputs
 from partita.runtime.global_tensors import assemble, piece_view
@@ -202,7 +202,7 @@ def train(
         if rank.bad_step_policy.bad:
             result = yield from _handle_bad_step(rank, result, dataset, checkpoints, report)
         else:
-            check_ids(rank.outside(rank.training), f"in step {number}")
+            check_ids(outside(rank.training), f"in step {number}")
         _tell(rank, result, observer)
         if pace is not None:
             pace.mark()
@@ -235,7 +235,7 @@ def train(
 
 def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult:
     """The report of the step with the rank's last metrics, which took this long."""
-    loss, metrics, norm = rank.results(rank.training)
+    loss, metrics, norm = results(rank.training)
     plan, peaks = rank.plan, rank.training.peaks
     counted, unit = plan.program.counted
     mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
@@ -249,7 +249,7 @@ def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None
     rank.bad_step_policy.accepts(step.number, rank.training.named_step_metrics())
     rank.validation.passed()
     result = _result(rank, step.number, step.rates, step.seconds)
-    check_ids(rank.outside(rank.training), f"in step {step.number}")
+    check_ids(outside(rank.training), f"in step {step.number}")
     _tell(rank, result, observer)
 
 
@@ -360,8 +360,8 @@ def evaluate(
     def batches(index: int, rows: range | None = None) -> Batch:
         return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}
 
-    loss, metrics, outside = yield from rank.evaluate(len(order), batches)
-    check_ids(outside, "in an evaluation")
+    loss, metrics, wrong_ids = yield from rank.evaluate(len(order), batches)
+    check_ids(wrong_ids, "in an evaluation")
     first = rank.unsound_from
     if first is not None:
         rank.eval_nonfinite = True
@@ -420,26 +420,26 @@ class VirtualRun:
         """Run one step on every rank, with these learning rates of the rules, or 0; returns loss and gradient norm."""
         rates = rates or (0.0,) * len(self.plan.train.optimizer.calls)
         self.cluster.run([rank.step(number, batch, rates) for rank in self.ranks])
-        loss, _, norm = self.ranks[0].results(self.ranks[0].training)
+        loss, _, norm = results(self.ranks[0].training)
         return loss, norm
 
     def evaluate(self, *batches: Batch) -> EvaluationResult:
         """Loss, metrics and out-of-range ids of an evaluation, by the forward-only program."""
-        results: list[EvaluationResult] = []
+        outcomes: list[EvaluationResult] = []
 
         def evaluation(rank: Rank) -> Iterator[None]:
-            results.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
+            outcomes.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
 
         self.cluster.run([evaluation(rank) for rank in self.ranks])
-        return results[0]
+        return outcomes[0]
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last training step."""
-        return self.ranks[0].results(self.ranks[0].training)[1]
+        return results(self.ranks[0].training)[1]
 
     def outside(self) -> Outside:
         """Number of out-of-range ids in the last training step, by guard."""
-        return self.ranks[0].outside(self.ranks[0].training)
+        return outside(self.ranks[0].training)
 
     def parameters(self, group: int = 0) -> dict[str, torch.Tensor]:
         """Every parameter by name, as a full tensor; with replica groups, those of one. Raises AssertionError if copies

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from partita.cli.training.devices import chosen
+from partita.runtime.evaluation import results
 from partita.runtime.heap import keep_pages
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.rank import CompiledRun, Rank
@@ -67,7 +68,7 @@ class Ours:
         rate = learning_rate(self.schedule, self.number)
         for _ in self.rank.step(self.number, dict(zip(self.names, batch, strict=True)), (rate,)):
             pass
-        return self.rank.results(self.rank.training)[0]
+        return results(self.rank.training)[0]
 
     @property
     def computed(self) -> float:

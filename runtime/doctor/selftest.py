@@ -26,6 +26,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.registry import open_dataset
+from partita.runtime.evaluation import results
 from partita.runtime.inputs import Batch
 from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.training import VirtualRun
@@ -252,7 +253,7 @@ class Training:
 
         def step(number: int, batch: Batch) -> tuple[float, float]:
             run_alone(rank.step(number, batch, (RATE,)))
-            loss, _, norm = rank.results(rank.training)
+            loss, _, norm = results(rank.training)
             return loss, norm
 
         return cls._after(plan, rank, step)

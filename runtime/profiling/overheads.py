@@ -26,6 +26,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
+from partita.runtime.evaluation import results
 from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, TURN
 from partita.runtime.transports.transport import Collective, ProcessEnd, run_alone
@@ -212,6 +213,6 @@ def _step(plan: CompiledRun, rank: Rank) -> tuple[float, float]:
         busy_wait, own, start = rank.transport.busy_wait, thread_time(), perf_counter()
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         run_alone(rank.step(number, batch, (0.0,)))
-        rank.results(rank.training)
+        results(rank.training)
         times.append((perf_counter() - start, thread_time() - own - (rank.transport.busy_wait - busy_wait)))
     return median(wall for wall, _ in times[WARM_UP:]), median(cpu for _, cpu in times[WARM_UP:])
