@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
 
 LOCK = "lock"
 TIMEOUT_SECONDS = 10.0  # how long to wait for a run that is ending
@@ -42,6 +42,21 @@ def lock(parent: int, patience: float | None = None) -> tuple[int, str | None]:
             handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
 
 
+def hold(parent: int, path: Path) -> tuple[int, Diagnostic | None]:
+    """Lock an open directory, which is at a path, for a run: returns a descriptor, as `lock`, and a warning (W0806) if
+    this file system has no locks. Raises Refused (E0803) if another run holds it, and OSError.
+    """
+    try:
+        handle, reason = lock(parent)
+    except Held as error:
+        help = "wait for it to end, or give this one another directory"
+        raise refuse("E0803", f"another run writes to {path}", help=help) from error
+    if reason is None:
+        return handle, None
+    help = "make sure that no second run writes there"
+    return handle, Diagnostic("W0806", f"{path} cannot be locked: {reason}", help=help)
+
+
 def held(parent: int) -> bool | None:
     """Whether a run holds the lock of an open directory; None if that cannot be known. Waits for nothing."""
     try:
@@ -68,16 +83,3 @@ def still_there(parent: int, handle: int) -> bool:
     except OSError:
         return False
     return (own.st_dev, own.st_ino) == (current.st_dev, current.st_ino)
-
-
-def refused(path: Path) -> Refused:
-    """The error (E0803) if another run holds a directory."""
-    return refuse(
-        "E0803", f"another run writes to {path}", help="wait for it to end, or give this one another directory"
-    )
-
-
-def missing(path: Path, reason: str) -> Diagnostic:
-    """The warning (W0806) if a file system has no locks."""
-    help = "make sure that no second run writes there"
-    return Diagnostic("W0806", f"{path} cannot be locked: {reason}", help=help)

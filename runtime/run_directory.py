@@ -22,7 +22,7 @@ from attrs import asdict, define, field, fields, frozen
 
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import locks
-from partita.runtime.checkpoint.files import Corrupt, create, put, read, write
+from partita.runtime.checkpoint.files import Corrupt, create, directory, put, read, write
 
 RECORD = "run.json"
 FAULT = "fault.json"
@@ -89,11 +89,8 @@ class RunDirectory:
 
         Raises Refused (E0803) if another run holds it.
         """
-        try:
-            self._lock, unlocked = locks.lock(self.handle)
-        except locks.Held as error:
-            raise locks.refused(self.path) from error
-        return None if unlocked is None else locks.missing(self.path, unlocked)
+        self._lock, warning = locks.hold(self.handle, self.path)
+        return warning
 
     @property
     def held(self) -> bool | None:
@@ -148,11 +145,8 @@ class RunDirectory:
         """Open a directory in this one, created if missing. Raises OSError if it is a link."""
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.handle)
-        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.handle)
-        try:
+        with directory(name, self.handle) as handle:
             yield handle
-        finally:
-            os.close(handle)
 
     # ------------------------------------------------------------ the record
 

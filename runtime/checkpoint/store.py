@@ -64,12 +64,10 @@ class Store:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with directory(self.path) as handle:
-                self._lock, unlocked = locks.lock(handle)
-        except locks.Held as error:
-            raise locks.refused(self.path) from error
+                self._lock, warning = locks.hold(handle, self.path)
         except OSError as error:
             raise unwritable(self.path, error) from error
-        return None if unlocked is None else locks.missing(self.path, unlocked)
+        return warning
 
     def hold(self) -> None:
         """Check that this run still holds the directory; one that was removed is created and locked again.
