@@ -16,13 +16,21 @@ from typing import Any
 
 import torch
 from attrs import define, field
-from safetensors import SafetensorError
 
 from partita.dsl.diagnostic import refuse, shown
 from partita.runtime.addresses import Address, PathOrUrl, exists, names_in
 from partita.runtime.checkpoint.files import Corrupt, directory
 from partita.runtime.checkpoint.folders import Folder, LocalFolder, RemoteFolder, unreadable
-from partita.runtime.checkpoint.shards import MAX_HEADER, WIDTHS, Entry, bytes_of, header, opened, write_file
+from partita.runtime.checkpoint.shards import (
+    MAX_HEADER,
+    WIDTHS,
+    Entry,
+    bytes_of,
+    header,
+    opened,
+    read_region,
+    write_file,
+)
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -90,12 +98,7 @@ class ForeignFiles:
 
     def read(self, name: str, region: tuple[slice, ...] | None = None) -> torch.Tensor:
         """A tensor, or a region of it. Raises Corrupt."""
-        try:
-            file = self._files[name]
-            read: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
-        except SafetensorError as error:
-            raise Corrupt(f"{name} cannot be read: {error}") from error
-        return read
+        return read_region(self._files[name], name, region or ())
 
 
 def found(path: PathOrUrl) -> PathOrUrl:

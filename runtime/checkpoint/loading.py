@@ -123,10 +123,6 @@ class Commit:
     def _path(self, rank: int) -> PathOrUrl:
         return self.path / commit_name(self.manifest.step) / self.manifest.file_name(rank)
 
-    def files_of(self, regions: Iterable[tuple[str, Region]]) -> list[int]:
-        """The ranks in whose files regions of tensors are."""
-        return files_of(self.manifest, regions)
-
     @waits("files are mapped into memory that is not pinned")
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Corrupt."""

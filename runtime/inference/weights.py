@@ -20,7 +20,7 @@ from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.identity import MAX_SHOWN, changed_text, difference, digest_of, sources_of, types_of
-from partita.runtime.checkpoint.loading import Commit
+from partita.runtime.checkpoint.loading import Commit, files_of
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.settings import DIRECTORY, run_directory, settings_of
@@ -118,7 +118,7 @@ def _read(opened: Commit, rank: ForwardRank, source: Mapping[str, str]) -> None:
         for region, view in rank.pieces(name)
     ]
     with opened as commit:
-        problem = next(commit.problems(commit.files_of((name, region) for name, region, _ in reads)), None)
+        problem = next(commit.problems(files_of(commit.manifest, ((name, region) for name, region, _ in reads))), None)
         if problem is not None:
             raise Corrupt(problem)
         for name, region, view in reads:
