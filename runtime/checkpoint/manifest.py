@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from attrs import field, frozen
+from attrs import Attribute, asdict, field, frozen
 
 from partita.compiler.layout import Flat, Layout, padded_type
 from partita.compiler.mesh import Mesh
@@ -97,13 +97,8 @@ class Manifest:
             "written_by": self.written_by,
             "time": self.time,
             "step": self.step,
-            "data": {"step": self.step, "files": [_data_json(each) for each in self.data]},
-            "history": {
-                "skipped": self.history.skipped,
-                "rewinds": self.history.rewinds,
-                "losses": list(self.history.losses),
-                "norms": list(self.history.norms),
-            },
+            "data": {"step": self.step, "files": [asdict(each, filter=_recorded) for each in self.data]},
+            "history": asdict(self.history),
             "random": {"seed": self.seed},
             "model": {"name": self.model, "steps": self.steps_digest, "optimizer": self.optimizer},
             "settings": dict(self.settings),
@@ -113,7 +108,7 @@ class Manifest:
             "schedule": self.schedule,
             "tensors": [_tensor_json(each) for each in self.tensors],
             "suffix": self.suffix,
-            "files": [{"size": each.size, "sha256": each.sha256} for each in self.files],
+            "files": [asdict(each) for each in self.files],
         }
 
     @property
@@ -166,8 +161,9 @@ def _tensor_json(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def _data_json(file: DataFile) -> dict[str, Any]:
-    return {"name": file.name, "size": file.size, "sha256": file.sha256, "modified": file.modified}
+def _recorded(field: Attribute[Any], value: object) -> bool:
+    """Whether a field of a data file is recorded: all but its place on this machine."""
+    return field.name != "path"
 
 
 def _upgraded(reader: Reader) -> Reader:
