@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from lzma import LZMAError
 from math import prod
@@ -274,30 +274,26 @@ def _conversion(model_input: Input, array: Declared) -> str:
     return f"declare it as `{model_input.name}: {ours}[{axes}]` and use {cast} in the model, or {convert}"
 
 
-def _unfit(model_input: Input, array: Declared, name: str, span: Span | None) -> list[Diagnostic]:
-    if array.dtype.kind not in KINDS[model_input.type.dtype]:
-        expected = {"f": "floats", "iu": "integers", "b": "booleans"}[KINDS[model_input.type.dtype]]
-        return [
-            Diagnostic(
-                "E0607",
-                f"`{model_input.name}` in `{name}` holds {array.dtype}, and the model wants {expected}",
-                span,
-                (f"{model_input.name}: {model_input.type}",),
-                _conversion(model_input, array),
-            )
-        ]
+def _unfit(model_input: Input, array: Declared, name: str, span: Span | None) -> Iterator[Diagnostic]:
+    kinds = KINDS[model_input.type.dtype]
     others = model_input.type.without([model_input.batch_axis] if model_input.batch_axis else [])
     shape = array.shape if model_input.batch_axis is None else array.shape[1:]
-    if shape != others.shape or (model_input.batch_axis is not None and not array.shape):
+    if array.dtype.kind not in kinds:
+        expected = {"f": "floats", "iu": "integers", "b": "booleans"}[kinds]
+        yield Diagnostic(
+            "E0607",
+            f"`{model_input.name}` in `{name}` holds {array.dtype}, and the model wants {expected}",
+            span,
+            (f"{model_input.name}: {model_input.type}",),
+            _conversion(model_input, array),
+        )
+    elif shape != others.shape or (model_input.batch_axis is not None and not array.shape):
         items = ["items"] if model_input.batch_axis is not None else []
         expected = ", ".join([*items, *map(str, others.axes)])
-        return [
-            Diagnostic(
-                "E0607",
-                f"`{model_input.name}` in `{name}` has shape {list(array.shape)}, and the model wants [{expected}]",
-                span,
-                (f"{model_input.name}: {model_input.type}",),
-                "change the axis sizes, or the array",
-            )
-        ]
-    return []
+        yield Diagnostic(
+            "E0607",
+            f"`{model_input.name}` in `{name}` has shape {list(array.shape)}, and the model wants [{expected}]",
+            span,
+            (f"{model_input.name}: {model_input.type}",),
+            "change the axis sizes, or the array",
+        )

@@ -7,7 +7,7 @@ multiples of the golden ratio modulo 1, which fill it evenly however many there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -244,25 +244,20 @@ def check_largest(
         )
 
 
-def _unfit(model_input: Input, span: Span | None) -> list[Diagnostic]:
+def _unfit(model_input: Input, span: Span | None) -> Iterator[Diagnostic]:
     if model_input.name not in (*SHIFT, *ONE_SEGMENT):
-        return [
-            Diagnostic(
-                "E0606",
-                f"the data has no input called `{model_input.name}`",
-                span,
-                (f"it yields: {', '.join(SHIFT)}",),
-                "name the model's inputs after what the data yields",
-            )
-        ]
-    if model_input.type.dtype not in INDICES or len(model_input.type.axes) != 2 or model_input.batch_axis is None:
-        return [
-            Diagnostic(
-                "E0607",
-                f"`{model_input.name}` must be integers over the batch and one more axis",
-                span,
-                (f"{model_input.name}: {model_input.type}",),
-                f"declare it as `{model_input.name}: i64[batch, seq]`",
-            )
-        ]
-    return []
+        yield Diagnostic(
+            "E0606",
+            f"the data has no input called `{model_input.name}`",
+            span,
+            (f"it yields: {', '.join(SHIFT)}",),
+            "name the model's inputs after what the data yields",
+        )
+    elif model_input.type.dtype not in INDICES or len(model_input.type.axes) != 2 or model_input.batch_axis is None:
+        yield Diagnostic(
+            "E0607",
+            f"`{model_input.name}` must be integers over the batch and one more axis",
+            span,
+            (f"{model_input.name}: {model_input.type}",),
+            f"declare it as `{model_input.name}: i64[batch, seq]`",
+        )
