@@ -15,8 +15,9 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import Refused
 from partita.dsl.syntax.source import Span
+from partita.runtime.data.files import readable
 
 WHOLE = 1 << 26  # bytes up to which a file is hashed in full
 BLOCK, BLOCKS = 1 << 16, 256
@@ -46,11 +47,9 @@ def identified(files: Sequence[tuple[str, Path]], span: Span | None) -> tuple[Da
     """The identity of files given by name and path. Raises Refused (E0603) for one that cannot be read."""
     data_files = []
     for name, path in files:
-        try:
+        with readable(name, span):
             status = path.stat()
             data_files.append(DataFile(name, status.st_size, hashed(path, status.st_size), int(status.st_mtime), path))
-        except OSError as error:
-            raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
     if len(data_files) <= MAX_FILES:
         return tuple(data_files)
     together = hashlib.sha256("".join(f"{each.name}\0{each.size} {each.sha256}\0" for each in data_files).encode())

@@ -21,7 +21,7 @@ from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.encoders import Encoder, encoder_of
-from partita.runtime.data.files import matched
+from partita.runtime.data.files import matched, readable
 from partita.runtime.data.ids import Ids, joined
 from partita.runtime.data.packing import open_packed
 from partita.runtime.data.registry import Use
@@ -125,11 +125,9 @@ def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | Non
 
 
 def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span: Span | None) -> cache.Entry:
-    try:
+    with readable(name, span):
         status = path.stat()
         content = hashed(path, status.st_size)
-    except OSError as error:
-        raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
     # Of a large file only blocks are hashed: an edit between them is known by the time at which it was made.
     modified = status.st_mtime_ns if status.st_size > WHOLE else 0
     identity = json.dumps([VERSION, content, status.st_size, modified, how, encoder.digest])
@@ -141,15 +139,13 @@ def _encoded(path: Path, name: str, read: Reader, encoder: Encoder, span: Span |
     """The ids of a file's documents; a few of them are in memory at a time."""
     texts: list[tuple[str, bool]] = []
     size = 0
-    try:
+    with readable(name, span):
         for text, last in read(path, name):
             texts.append((text, last))
             size += len(text)
             if size >= MAX_CHARACTERS or len(texts) >= MAX_AT_ONCE:
                 yield from _parts(texts, encoder)
                 texts, size = [], 0
-    except OSError as error:
-        raise refuse("E0603", f"cannot read `{name}`: {error.strerror or error}", span) from error
     yield from _parts(texts, encoder)
 
 

@@ -4,7 +4,8 @@ on the command line, which may be anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -119,3 +120,12 @@ def read(path: Path, span: Span | None) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise refuse("E0603", f"cannot read {path}: {error.strerror}", span) from error
+
+
+@contextmanager
+def readable(name: str, span: Span | None) -> Iterator[None]:
+    """Refuse (E0603) a data file that cannot be read, at the call that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise refuse("E0603", f"cannot read `{name}`: {error.strerror or error}", span) from error

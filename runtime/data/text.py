@@ -15,7 +15,7 @@ from partita.dsl.config.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.files import END, TOKENIZER, matched, read, with_tokenizer
+from partita.runtime.data.files import END, TOKENIZER, matched, read, readable, with_tokenizer
 from partita.runtime.data.registry import COMMON, Source, Use, register
 
 if TYPE_CHECKING:
@@ -52,11 +52,9 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
     files = FILES(call, root)
     size = 0
     for name, path in files:
-        try:
+        with readable(name, call.span):
             size += path.stat().st_size
             refuse_format(path, name, "`text` reads text", call.span)
-        except OSError as error:
-            raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", call.span) from error
     if size > LARGEST:
         raise refuse(
             "E0603",

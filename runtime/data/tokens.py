@@ -13,7 +13,7 @@ from partita.dsl.config.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.files import matched
+from partita.runtime.data.files import matched, readable
 from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
@@ -65,14 +65,12 @@ def mapped(path: Path, name: str, call: Call) -> np.ndarray:
     from partita.runtime.data.formats import NPY, refuse_format
 
     dtype, span = call.arguments.get("dtype"), call.span
-    try:
+    with readable(name, span):
         if path.suffix == ".npy":
             refuse_format(path, name, READS, span, but=(NPY,))
             return _array(path, name, dtype, span)
         refuse_format(path, name, READS, span)
         return _bare(path, name, dtype or USUAL, span)
-    except OSError as error:
-        raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
 
 
 def _bare(path: Path, name: str, written: str, span: Span | None) -> np.ndarray:
