@@ -14,7 +14,7 @@ import torch.nn.grad as gradients
 from torch import Tensor
 
 from partita.runtime.kernels.dtypes import widened
-from partita.runtime.kernels.memory import owned
+from partita.runtime.kernels.parts import owned
 from partita.runtime.kernels.registry import kernel
 
 Padding = Sequence[tuple[int, int]]

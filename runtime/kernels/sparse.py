@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita.runtime.kernels.memory import owned
+from partita.runtime.kernels.parts import owned
 from partita.runtime.kernels.registry import kernel
 
 
