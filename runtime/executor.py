@@ -23,7 +23,6 @@ from partita.runtime.data.own_rows import Rows
 from partita.runtime.declared import waits
 from partita.runtime.delayed_gradients import DelayedGradients, Estimate
 from partita.runtime.graphs import StepGraph
-from partita.runtime.groups import seed_of
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Coroutine
 from partita.runtime.pace import StragglerDetector
@@ -36,6 +35,8 @@ from partita.runtime.transports.transport import Collective, Handle, Tensors, Tr
 
 # Learning rates, one for each rule of the optimizer that updates.
 Rates: TypeAlias = tuple[float, ...]
+# Between the seeds of replica groups: of the golden ratio, as in docs/random.md, by which they are far apart.
+SEED_STEP, SEEDS = 0x9E3779B97F4A7C15, 1 << 63
 
 
 class Executor:
@@ -498,6 +499,11 @@ class Executor:
     ) -> Handle:
         """Post a transfer of a tied total on the stream of its channel."""
         return self._streams.launch(self.program.streams[str(channel)], partial(transfer, channel), tensor)
+
+
+def seed_of(seed: int, group: int) -> int:
+    """The seed with which a group draws samples and dropout masks of its own: that of the file, for the first."""
+    return (seed + group * SEED_STEP) % SEEDS
 
 
 def never() -> bool:
