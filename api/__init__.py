@@ -24,6 +24,7 @@ from partita.arguments import by_name, callback, count, file_at, flag, folder_at
 from partita.dsl.config.python_calls import called_from_python, in_python
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.load import load as load_file
+from partita.dsl.load import spec_of
 from partita.dsl.version import __version__ as __version__
 from partita.overrides import Override, written
 
@@ -249,7 +250,4 @@ def _require(function: str) -> None:
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:
-    spec, diagnostics = load_file(file_at(path), written(overrides), fitting=fitting)
-    if spec is None:
-        raise Refused(diagnostics)
-    return spec
+    return spec_of(load_file(file_at(path), written(overrides), fitting=fitting))

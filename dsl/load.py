@@ -28,7 +28,7 @@ from partita.dsl.check.plans import Plans
 from partita.dsl.check.reach import report_unreached
 from partita.dsl.config.overrides import apply_overrides
 from partita.dsl.config.settings import Settings
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.names.declarations import gather
 from partita.dsl.names.scope import Instance
 from partita.dsl.syntax.attached import Attached
@@ -78,6 +78,14 @@ def load_text(
     return _reported(
         lambda report: _check(source_of(text, name), place, overrides, None, files, report, fitting, types)
     )
+
+
+def spec_of(loaded: Loaded) -> spec.Spec:
+    """The Spec of a file that was loaded. Raises Refused with its diagnostics if there is an error."""
+    known, diagnostics = loaded
+    if known is None:
+        raise Refused(diagnostics)
+    return known
 
 
 def _reported(check: Callable[[Report], spec.Spec | None]) -> Loaded:

@@ -20,8 +20,8 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partita.dsl.diagnostic import Refused, refuse, shown
-from partita.dsl.load import load_text
+from partita.dsl.diagnostic import refuse, shown
+from partita.dsl.load import load_text, spec_of
 from partita.dsl.spec import Spec
 from partita.importing.from_torch import Example, quiet
 from partita.importing.imported import Imported
@@ -259,9 +259,7 @@ def _has_weights_of(text: str, before: str, model: Pretrained) -> bool:
 
 
 def _spec(text: str) -> Spec:
-    spec, diagnostics = load_text(text, "model.par")
-    if spec is None:
-        raise Refused(diagnostics)
+    spec = spec_of(load_text(text, "model.par"))
     return spec
 
 

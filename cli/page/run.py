@@ -17,7 +17,7 @@ from partita.compiler.report.causes import Communication, communication
 from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load
+from partita.dsl.load import load, spec_of
 from partita.dsl.syntax.reader import Reader
 from partita.runtime.metrics import MetricsReader
 from partita.runtime.run_directory import FAULT, RECORD, Origin, Record, RunDirectory
@@ -115,9 +115,7 @@ class Run:
             self.uncompiled = "the directory does not say which command began the run"
             return
         try:
-            spec, diagnostics = load(origin.file, origin.overrides, origin.root, Reader(record.files))
-            if spec is None:
-                raise Refused(diagnostics)
+            spec = spec_of(load(origin.file, origin.overrides, origin.root, Reader(record.files)))
             state, _ = compile_run(spec, gpu=origin.gpu)
             self.compiled = Compiled(state, summarize(state), communication(state))
         except Refused as refused:

@@ -22,8 +22,7 @@ from attrs import frozen
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
-from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load_text
+from partita.dsl.load import load_text, spec_of
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.registry import open_dataset
 from partita.runtime.evaluation import results
@@ -233,9 +232,7 @@ def _timed(once: Callable[[], object], device: torch.device, between: Callable[[
 def tiny(ranks: int) -> CompiledRun:
     """A tiny transformer on all ranks: a pipeline of two stages where their number is even, and copies of it."""
     pipe = 2 if ranks % 2 == 0 else 1
-    spec, diagnostics = load_text(MODEL.format(data=ranks // pipe, pipe=pipe))
-    if spec is None:
-        raise Refused(diagnostics)
+    spec = spec_of(load_text(MODEL.format(data=ranks // pipe, pipe=pipe)))
     return prepare(spec)
 
 

@@ -13,8 +13,7 @@ from partita.compiler.passes.fewer_iterations import renumbered
 from partita.compiler.passes.resized import Resized
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
-from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load, load_text
+from partita.dsl.load import load, load_text, spec_of
 from partita.dsl.spec import Repeat, Spec, bodies
 
 MICROBATCHES = 2
@@ -117,10 +116,7 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
                 for precision in precisions:
                     config = [*overrides, *size.overrides(model), f"train.precision={precision}", "train.data=random()"]
                     config += [f"{name}.microbatches={MICROBATCHES}" for name in _SCHEDULES.get(model, ("fast",))]
-                    spec, diagnostics = load(path, config)
-                    if spec is None:
-                        raise Refused(diagnostics)
-                    yield compile_spec(_shallow(spec, GPU_TURNS if gpu else CPU_TURNS))
+                    yield compile_spec(_shallow(spec_of(load(path, config)), GPU_TURNS if gpu else CPU_TURNS))
 
 
 def in_context(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
@@ -129,9 +125,7 @@ def in_context(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> I
         for layout in LAYOUTS:
             for precision in precisions:
                 config = [*size.overrides("context"), f"layout={layout}", f"train.precision={precision}"]
-                spec, diagnostics = load_text(CONTEXT, overrides=config)
-                if spec is None:
-                    raise Refused(diagnostics)
+                spec = spec_of(load_text(CONTEXT, overrides=config))
                 yield compile_spec(_shallow(spec, GPU_TURNS if gpu else CPU_TURNS))
 
 

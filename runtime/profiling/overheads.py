@@ -23,8 +23,7 @@ from partita.compiler.costs.links import Link, Measured
 from partita.compiler.instructions import Channel, Compute, PostReceive, PostSend, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.state import Compilation
-from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load_text
+from partita.dsl.load import load_text, spec_of
 from partita.runtime.data.binding import open_data
 from partita.runtime.evaluation import results
 from partita.runtime.rank import CompiledRun, Rank, prepare
@@ -66,10 +65,7 @@ train {{ data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }}
 
 def pipeline(ranks: int, microbatches: int) -> CompiledRun:
     """The minimal pipeline."""
-    spec, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
-    if spec is None:
-        raise Refused(diagnostics)
-    return prepare(spec)
+    return prepare(spec_of(load_text(TEXT.format(ranks=ranks, microbatches=microbatches))))
 
 
 def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
