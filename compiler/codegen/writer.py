@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from attrs import evolve
 
@@ -37,12 +37,14 @@ from partita.runtime import kernels
 '''
 
 
-class Probe(Protocol):
+class Probe(ABC):
     """Inserts lines that report computed values to `c`, for observers of the program."""
 
     def begin(self) -> list[str]:
-        """Lines at the start of a function of a stage or rank."""
+        """Lines at the start of a function of a stage or rank; by default none."""
+        return []
 
+    @abstractmethod
     def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
         """Lines after that of a node, whose results have these names, or were `added` to an accumulator."""
 

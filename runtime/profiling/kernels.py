@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from partita.compiler.codegen.writer import Probe
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.costs.record import Timing
 from partita.compiler.graph import Node
@@ -34,7 +35,7 @@ _BEGINNING = -1
 
 
 @define(eq=False)
-class KernelTimer:
+class KernelTimer(Probe):
     """A `Probe` that numbers the kernels of a program, and the clock that the program's functions call.
 
     On a GPU a lap is an event in the stream on which the program runs.

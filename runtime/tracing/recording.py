@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from attrs import define, field, frozen
 
+from partita.compiler.codegen.writer import Probe
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, global_type
 from partita.compiler.mesh import Mesh
@@ -56,12 +57,8 @@ class Recorder:
         return record
 
 
-class Recorded:
+class Recorded(Probe):
     """A `Probe` that passes every value of a microbatch to `c.record`, by its name."""
-
-    def begin(self) -> list[str]:
-        """Nothing to begin with."""
-        return []
 
     def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
         """A call for each value."""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
+from partita.compiler.codegen.writer import Probe
 from partita.compiler.graph import Node
 from partita.compiler.instructions import Compute
 from partita.compiler.pipeline import assembled
@@ -230,12 +231,8 @@ def _forward(program: Program) -> Program:
     return evolve(program, ranks=(only,))
 
 
-class Held:
+class Held(Probe):
     """A `Probe` with which what `stop_gradient` returns stays as it is in the first step."""
-
-    def begin(self) -> list[str]:
-        """Nothing to begin with."""
-        return []
 
     def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
         """The first value of the name, whatever is computed."""
