@@ -191,7 +191,4 @@ def _variables(environment: Mapping[str, str]) -> Facts:
 
 def _lines(path: str | Path) -> list[str]:
     """The lines of one of the system's files; none if it is not there, or says nothing."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return capacity.read(Path(path)).splitlines()

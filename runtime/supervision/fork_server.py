@@ -9,7 +9,6 @@ starts its ranks as programs.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import gc
 import json
@@ -31,7 +30,7 @@ from typing import IO, Any, TypeAlias
 from attrs import define, field
 
 from partita.runtime.supervision.identity import RANK
-from partita.runtime.supervision.isolation import PR_SET_PDEATHSIG
+from partita.runtime.supervision.isolation import PR_SET_PDEATHSIG, control
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36  # from Linux's prctl.h
 LENGTH = struct.Struct("<Q")
@@ -190,7 +189,7 @@ def serving(variables: Mapping[str, str]) -> Iterator[ForkServer | None]:
         yield None
         return
     ours, theirs = socket.socketpair()
-    _control(PR_SET_CHILD_SUBREAPER, 1)
+    control(PR_SET_CHILD_SUBREAPER, 1)
     try:
         with ours:
             with theirs:
@@ -207,12 +206,7 @@ def serving(variables: Mapping[str, str]) -> Iterator[ForkServer | None]:
                 process.kill()
                 process.wait()
     finally:
-        _control(PR_SET_CHILD_SUBREAPER, 0)
-
-
-def _control(option: int, argument: Any) -> None:
-    """Call prctl(2)."""
-    ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)
+        control(PR_SET_CHILD_SUBREAPER, 0)
 
 
 # ---------------------------------------------------------------- the server
@@ -220,7 +214,7 @@ def _control(option: int, argument: Any) -> None:
 
 def serve(connection: socket.socket, supervisor: int) -> int:
     """Fork ranks until the supervisor ends; returns, in a rank, its exit status."""
-    _control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    control(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         return 0
     for each in MODULES:
@@ -280,7 +274,7 @@ def _run(request: Mapping[str, Any], files: Sequence[int], threads: str | None) 
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(request["variables"])
-    _control(PR_SET_NAME, f"{NAME}{os.environ[RANK]}".encode())
+    control(PR_SET_NAME, f"{NAME}{os.environ[RANK]}".encode())
     if os.environ.get(THREADS) != threads and os.environ.get(THREADS, "").isdecimal():
         import torch
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from partita.runtime.supervision.reaper import CLONE_NEWNET, CLONE_NEWUSER
 
@@ -37,9 +38,14 @@ def enter_isolation(variables: Mapping[str, str]) -> None:
         os.close(user)
         os.close(network)
     if variables.get(SUPERVISOR):
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        control(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(variables[SUPERVISOR]):  # it has ended already
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def control(option: int, argument: Any) -> None:
+    """Call prctl(2)."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)
 
 
 def _enter(libc: ctypes.CDLL, namespace: int, kind: int) -> None:

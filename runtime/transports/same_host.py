@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes
-from struct import calcsize, unpack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import define, field
 
+from partita.runtime.supervision.memory_server import user_of
 from partita.runtime.transports.failures import ConnectionLost, post
 
 ROW = 4096  # size of a rank's message about itself in bytes, most of them bit sets of ranks or cores
@@ -88,8 +88,7 @@ class SameHostPeers:
         connection.settimeout(GREETING_SECONDS)
         greeting, handles = b"", list[int]()
         with suppress(OSError):
-            _, user, _ = unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, calcsize("3i")))
-            if user != os.geteuid():
+            if user_of(connection) != os.geteuid():
                 connection.close()
                 return
             greeting, handles, *_ = socket.recv_fds(connection, ROW, 1)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attrs import define, evolve, field
@@ -38,17 +38,13 @@ from partita.runtime.transports.transport import NO_STREAMS, Tensors
 class VirtualTransport:
     """One rank's end of a `VirtualCluster`; a `Transport`."""
 
+    busy_wait: ClassVar[float] = 0.0  # nobody waits
     rank: int
     ranks: int
     cluster: VirtualCluster = field(repr=False)
     waiting: list[PostedOperation] = field(factory=list, repr=False)
     channels: dict[Channel, OrderedQueue] = field(factory=dict, repr=False)
     groups: dict[str, OrderedQueue] = field(factory=dict, repr=False)
-
-    @property
-    def busy_wait(self) -> float:
-        """Always zero."""
-        return 0.0
 
     def streams(self, device: torch.device) -> Streams:
         """A single stream: transfers complete in the order of the host."""
