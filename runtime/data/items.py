@@ -89,7 +89,7 @@ class Items(Dataset):
 
     def _held_out(self, index: int, rows: range | None = None) -> np.ndarray:
         held_out = self.items - self.training
-        assert held_out > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
+        assert held_out > 0, "data that is opened to be evaluated has a holdout"
         batch = self._rows
         positions = index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
         return np.asarray(self.training + positions % held_out)

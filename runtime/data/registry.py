@@ -63,21 +63,17 @@ def open_dataset(
     seed: int,
     root: Path,
     *,
-    evaluates: bool = False,
-    use: Use | None = None,
+    use: Use = Use.TRAIN,
     trained: Call | None = None,
 ) -> Dataset:
     """The dataset that a call such as `text("corpus/*.txt", holdout = 10%)` names, for a model's inputs.
 
-    `root` is the directory of the `.par` file, which paths are relative to. `evaluates`: the run has an `eval` and so
-    needs a holdout; `use` says what else it may do with the data; `trained` is what the model is trained on, if that is
-    other data. Raises Refused (E06xx, at the call) for data that is
-    missing, damaged, too short, or does not fit the inputs; out-of-range ids in a very large file are found when they
-    are used.
+    `root` is the directory of the `.par` file, which paths are relative to; `use` is what the run does with the data,
+    and `trained` what the model is trained on, if that is other data. Raises Refused (E06xx, at the call) for data that
+    is missing, damaged, too short, or does not fit the inputs; out-of-range ids in a very large file are found when
+    they are used.
     """
     assert inputs, "a model without inputs needs no data"
-    if use is None:
-        use = Use.HOLD_OUT if evaluates else Use.TRAIN
     call = with_training_arguments(call, call if trained is None else trained, root)
     return SOURCES[call.name].open(call, inputs, seed, root, use)
 

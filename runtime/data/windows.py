@@ -68,7 +68,7 @@ class Windows(Dataset):
         batch = self.inputs[0].batch
         rows = range(batch) if rows is None else rows
         choices = len(self.holdout) - self.length
-        assert choices > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
+        assert choices > 0, "data that is opened to be evaluated has a holdout"
         return [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows]
 
     @property

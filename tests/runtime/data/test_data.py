@@ -30,7 +30,7 @@ from partita.dsl.spec import Call, Share
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.registry import SOURCES, open_dataset
+from partita.runtime.data.registry import SOURCES, Use, open_dataset
 from partita.runtime.data.stdlib import sources
 from partita.runtime.data.text import numbered
 
@@ -108,7 +108,7 @@ OPENED = {
 @pytest.fixture(scope="module")
 def datasets(folder: Path) -> dict[tuple[str, int], Dataset]:
     return {
-        (name, seed): open_dataset(settings, inputs, seed, folder, evaluates=True)
+        (name, seed): open_dataset(settings, inputs, seed, folder, use=Use.HOLD_OUT)
         for name, (settings, inputs) in OPENED.items()
         for seed in (0, 1)
     }
@@ -194,9 +194,9 @@ def test_a_window_and_its_last_target_are_enough(length: int, tmp_path: Path) ->
         settings = call("tokens", path="ids.bin", dtype="u16", holdout=held / count)
         if min(trained, held) == length:
             with pytest.raises(Refused, match=rf"too short: {length} .*ids.* one window takes {length + 1}"):
-                open_dataset(settings, inputs, 0, tmp_path, evaluates=True)
+                open_dataset(settings, inputs, 0, tmp_path, use=Use.HOLD_OUT)
             continue
-        dataset = open_dataset(settings, inputs, 0, tmp_path, evaluates=True)
+        dataset = open_dataset(settings, inputs, 0, tmp_path, use=Use.HOLD_OUT)
         for begin, batch in ((0, dataset.batch(3)), (trained, dataset.holdout_batch(3))):
             assert batch["tokens"].tolist() == [list(range(begin, begin + length))] * 2
             assert batch["targets"].tolist() == [list(range(begin + 1, begin + length + 1))] * 2
@@ -434,12 +434,12 @@ def wrong(folder: Path) -> Iterator[Path]:
 def test_a_holdout_that_would_do_is_named(source: Call, inputs: tuple[Input, ...], help: str, wrong: Path) -> None:
     """Not one that would be refused as well."""
     with pytest.raises(Refused) as caught:
-        open_dataset(source, inputs, 0, wrong, evaluates=True)
+        open_dataset(source, inputs, 0, wrong, use=Use.HOLD_OUT)
     assert caught.value.diagnostics[0].help == help
     percent = re.match(r"`holdout = (\d+)%`", help)
     if percent is not None:
         arguments = {**source.arguments, "holdout": int(percent[1]) / 100}
-        open_dataset(evolve(source, arguments=arguments), inputs, 0, wrong, evaluates=True)
+        open_dataset(evolve(source, arguments=arguments), inputs, 0, wrong, use=Use.HOLD_OUT)
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
@@ -447,7 +447,7 @@ def test_wrong_data_is_refused(name: str, wrong: Path) -> None:
     settings, inputs, code, words = WRONG[name]
     evaluates = code == "E0608" or bool(settings.arguments.get("holdout"))
     with pytest.raises(Refused) as caught:
-        open_dataset(settings, inputs, 0, wrong, evaluates=evaluates)
+        open_dataset(settings, inputs, 0, wrong, use=Use.HOLD_OUT if evaluates else Use.TRAIN)
     diagnostic = caught.value.diagnostics[0]
     assert (diagnostic.code, diagnostic.span) == (code, SPAN), diagnostic.render()
     assert words in diagnostic.message, diagnostic.render()
@@ -465,7 +465,7 @@ from partita.runtime.data.registry import open_dataset
 inputs = (Input("x", Type("f32", (Axis("batch", 4), Axis("features", 1000))), "batch", None, None),)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    open_dataset(Call("arrays", {"path": sys.argv[1], "holdout": 0.0}), inputs, 0, Path(), evaluates=False)
+    open_dataset(Call("arrays", {"path": sys.argv[1], "holdout": 0.0}), inputs, 0, Path())
     print("opened")
 except Refused as refused:
     print(refused.diagnostics[0].message)
@@ -527,7 +527,7 @@ def test_what_is_compressed_as_data_is_can_be_opened(tmp_path: Path, monkeypatch
     np.savez(tmp_path / "plain.npz", x=zeros)
 
     def opened(name: str) -> Dataset:
-        return open_dataset(arrays(f"{name}.npz"), inputs, 0, tmp_path, evaluates=False)
+        return open_dataset(arrays(f"{name}.npz"), inputs, 0, tmp_path)
 
     for name in ("zeros", "sparse", "plain"):
         assert opened(name).batch(1)["x"].shape == (4, 1000)
@@ -541,7 +541,7 @@ def test_what_is_compressed_as_data_is_can_be_opened(tmp_path: Path, monkeypatch
 def test_a_strangers_names_make_no_line_of_their_own(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **{"a\nforged: ok": np.zeros(3)})
     with pytest.raises(Refused) as caught:
-        open_dataset(arrays("x.npz"), ARRAYS[:1], 0, tmp_path, evaluates=False)
+        open_dataset(arrays("x.npz"), ARRAYS[:1], 0, tmp_path)
     assert caught.value.diagnostics[0].notes == ("its arrays: a\\nforged: ok",)
 
 

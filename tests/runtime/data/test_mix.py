@@ -31,7 +31,7 @@ def mixed(root: Path, shares: list[float], seed: int = 0) -> Mixture:
     for source in range(len(shares)):
         np.savez(root / f"{source}.npz", x=1000 * source + np.arange(50))
     sources = [Share(call("arrays", path=f"{i}.npz", holdout=0.2), each) for i, each in enumerate(shares)]
-    dataset = open_dataset(call("mix", sources=tuple(sources)), ITEMS, seed, root, evaluates=True)
+    dataset = open_dataset(call("mix", sources=tuple(sources)), ITEMS, seed, root, use=Use.HOLD_OUT)
     assert isinstance(dataset, Mixture)
     return dataset
 
@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_source_is_said_at_it(tmp_path: Path):
         open_dataset(call("mix", sources=(good, Share(other, 0.5))), TOKENS, 0, tmp_path)
     assert caught.value.diagnostics[0].span is None
     with pytest.raises(Refused, match="there is no `holdout`") as caught:
-        open_dataset(call("mix", sources=(good, good)), TOKENS, 0, tmp_path, evaluates=True)
+        open_dataset(call("mix", sources=(good, good)), TOKENS, 0, tmp_path, use=Use.HOLD_OUT)
     assert caught.value.diagnostics[0].span == SPAN
     table = Input("x", Type("f32", (Axis("features", 3),)))
     with pytest.raises(Refused, match="`mix` takes rows, and `x` has none"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partita.dsl.spec import Call
-from partita.runtime.data.registry import open_dataset
+from partita.runtime.data.registry import Use, open_dataset
 from tests.runtime.data.test_data import ARRAYS, NOISE, WINDOWS, folder, ids
 
 __all__ = ["folder"]
@@ -32,7 +32,7 @@ DIGESTS = {
 
 
 def digest(call: Call, inputs: tuple, root: Path) -> str:
-    dataset = open_dataset(call, inputs, 3, root, evaluates=True)
+    dataset = open_dataset(call, inputs, 3, root, use=Use.HOLD_OUT)
     found = hashlib.sha256()
     for batch in (*map(dataset.batch, (1, 7, 1_000)), *map(dataset.holdout_batch, (0, 5))):
         for name in sorted(batch):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data.ids import Joined, joined
-from partita.runtime.data.registry import SOURCES, open_dataset
+from partita.runtime.data.registry import SOURCES, Use, open_dataset
 from tests.runtime.data.test_data import SPAN, call, equal, ids
 
 IDS = np.random.default_rng(0).integers(0, 60_000, 4_000)
@@ -38,7 +38,7 @@ def test_shards_are_one_text_in_the_order_of_their_paths(tmp_path: Path):
         part.astype("<u2").tofile(tmp_path / f"part-{number}.bin")
     IDS.astype("<u2").tofile(tmp_path / "all.bin")
     one, parts, mixed = (
-        open_dataset(call("tokens", path=path, holdout=0.3), INPUTS, 1, tmp_path, evaluates=True)
+        open_dataset(call("tokens", path=path, holdout=0.3), INPUTS, 1, tmp_path, use=Use.HOLD_OUT)
         for path in ("all.bin", "part-*.bin", "mixed-*.npy")
     )
     assert isinstance(parts.training, Joined)
