@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from attrs import evolve
@@ -28,7 +28,7 @@ from partita.runtime.checkpoint.loading import Commit, by_width
 from partita.runtime.checkpoint.manifest import UNTRAINED, Manifest, Tensor, file_name
 from partita.runtime.checkpoint.parts import mean_name
 from partita.runtime.checkpoint.settings import DIRECTORY
-from partita.runtime.checkpoint.shards import Entry, bytes_of, header, write_file
+from partita.runtime.checkpoint.shards import Entry, whole_file, write_file
 from partita.runtime.data.formats import SAFETENSORS, Format, format_of
 
 MAX_SHOWN = 8
@@ -53,18 +53,13 @@ def export(commit: Commit, path: PathOrUrl, states: bool = False, weights: str =
     tensors = by_width(each for each in commit.manifest.tensors if states or not is_state(each))
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
     refuse_names(entries)
-
-    def blocks() -> Iterator[bytes | memoryview]:
-        yield header(entries)
-        for tensor in tensors:
-            yield bytes_of(commit.read(source.get(tensor.name, tensor.name)))
-
+    blocks = whole_file(entries, (commit.read(source.get(each.name, each.name)) for each in tensors))
     if isinstance(path, Address):
-        return write_file(path.name, RemoteFolder(path.parent), blocks()).size
+        return write_file(path.name, RemoteFolder(path.parent), blocks).size
     with directory(path.parent) as parent:
         aside, folder = f".{path.name}.{secrets.token_hex(4)}", LocalFolder(parent)
         try:
-            file = write_file(aside, folder, blocks())
+            file = write_file(aside, folder, blocks)
             os.rename(aside, path.name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             folder.remove(aside)
@@ -133,12 +128,6 @@ def commit_tensors(
     """Write and commit tensors, of which one at a time is read; returns warnings."""
     tensors = by_width(manifest.tensors)
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
-
-    def blocks() -> Iterator[bytes | memoryview]:
-        yield header(entries)
-        for tensor in tensors:
-            yield bytes_of(read(tensor))
-
     store = store_at(path, secrets.randbits(48))
     unlocked = store.lock()
     try:
@@ -147,7 +136,7 @@ def commit_tensors(
                 raise refuse("E0802", f"{place} already has checkpoints", help="import into a new directory")
         try:
             with store.save(manifest.step) as folder:
-                written = write_file(file_name(0, store.suffix), folder, blocks())
+                written = write_file(file_name(0, store.suffix), folder, whole_file(entries, map(read, tensors)))
             committed = evolve(manifest, files=(written,), suffix=store.suffix, time=int(time.time()))
             store.commit(manifest.step, with_checksum(committed.as_json()), [])
         except BaseException:

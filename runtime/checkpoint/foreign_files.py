@@ -25,10 +25,10 @@ from partita.runtime.checkpoint.shards import (
     MAX_HEADER,
     WIDTHS,
     Entry,
-    bytes_of,
     header,
     opened,
     read_region,
+    whole_file,
     write_file,
 )
 
@@ -200,17 +200,11 @@ def write_files(
     """
     for entries in files:
         refuse_names(entries)
-
-    def blocks(entries: Sequence[Entry]) -> Iterator[bytes | memoryview]:
-        yield header(entries)
-        for entry in entries:
-            yield bytes_of(read(entry))
-
     if len(files) == 1:
         names = [SINGLE]
     else:
         names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
-    written = {name: blocks(entries) for name, entries in zip(names, files, strict=True)}
+    written = {name: whole_file(entries, map(read, entries)) for name, entries in zip(names, files, strict=True)}
     written |= {name: iter([content]) for name, content in more.items()}
     if len(files) > 1:
         where = {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries}

@@ -67,6 +67,12 @@ def header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+def whole_file(entries: Sequence[Entry], tensors: Iterable[torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Yields the bytes of a file of contiguous CPU tensors, each of which is taken when it is its turn."""
+    yield header(entries)
+    yield from map(bytes_of, tensors)
+
+
 def write_file(name: str, folder: Folder, blocks: Iterable[bytes | memoryview]) -> File:
     """Write a new file in a folder; returns its size and hash."""
     digest, size = hashlib.sha256(), 0
