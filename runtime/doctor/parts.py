@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from attrs import frozen
@@ -42,13 +42,12 @@ class Ended:
 def run_part(
     command: Sequence[str],
     seconds: float,
-    environment: Mapping[str, str] | None = None,
     over: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Run a command up to `seconds`, or until it is `over`, then kill it with all that it started. If this process ends
     first, so does the part (`isolation`). Raises OSError if it cannot be started.
     """
-    own = {**(os.environ if environment is None else environment), SUPERVISOR: str(os.getpid())}
+    own = {**os.environ, SUPERVISOR: str(os.getpid())}
     start = time.monotonic()
     # Files rather than pipes: what a part has started may hold those open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:

@@ -86,9 +86,9 @@ def representatives(plan: CompiledRun) -> list[int]:
     return [own[-(i % 2)] for i, own in enumerate(members.values())]
 
 
-def try_ranks(plan: CompiledRun, chosen: Sequence[int] | None = None) -> list[FakeGpuResult]:
-    """Run some ranks of a plan that is compiled for GPUs, or one of each rank of the pipeline."""
-    return [try_rank(plan, rank) for rank in (representatives(plan) if chosen is None else chosen)]
+def try_ranks(plan: CompiledRun) -> list[FakeGpuResult]:
+    """Run one of each rank of the pipeline of a plan that is compiled for GPUs."""
+    return [try_rank(plan, rank) for rank in representatives(plan)]
 
 
 def try_rank(plan: CompiledRun, number: int) -> FakeGpuResult:
