@@ -8,31 +8,15 @@ span two epochs. Evaluation cycles through the held-out items in order.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from partita.dsl.config.builtins import HOLDOUT, Setting, Text
-from partita.dsl.spec import Call
 from partita.runtime.data.files import matched
-from partita.runtime.data.registry import Source, Use, register
-
-if TYPE_CHECKING:
-    from partita.runtime.data.dataset import Input
-    from partita.runtime.data.items import Items
-
-
-def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Items:
-    """The items of a `.npz` file, as its arrays."""
-    from partita.runtime.data.items import open_items
-
-    return open_items(call, inputs, seed, root, use)
-
+from partita.runtime.data.registry import Source, opened_by, register
 
 register(
     Source(
         "arrays",
         (Setting("path", Text()), HOLDOUT),
-        open=open_arrays,
+        open=opened_by("items", "open_items"),
         endings=(".npz",),
         files=matched("path"),
     ),

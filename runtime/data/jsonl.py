@@ -12,17 +12,13 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse, shown
-from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
-from partita.runtime.data.registry import Source, Use, register
-
-if TYPE_CHECKING:
-    from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.data.registry import Source, opened_by, register
 
 LONGEST = 1 << 28  # bytes of a line
 MAX_FIELDS = 12  # shown
@@ -32,13 +28,6 @@ OPENERS: dict[bytes, Callable[[Path], Any]] = {
     b"\xfd7zXZ\x00": lzma.open,
 }
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-
-
-def open_jsonl(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
-    """Documents that are fields of JSON objects."""
-    from partita.runtime.data.documents import open_records
-
-    return open_records(call, inputs, seed, root, use, texts, "field")
 
 
 def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]:
@@ -117,7 +106,7 @@ register(
         "jsonl",
         (Setting("glob", Text()), Setting("field", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
         example='jsonl("corpus/*.jsonl")',
-        open=open_jsonl,
+        open=opened_by("documents", "open_records", read=texts, argument="field"),
         textual=True,
         endings=(".jsonl", ".json"),
         files=with_tokenizer(matched("glob")),

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from partita.dsl.config.builtins import DATA, Setting, SharesOf
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
-from partita.runtime.data.registry import SOURCES, Source, Use, register
-
-if TYPE_CHECKING:
-    from partita.runtime.data.dataset import Input
-    from partita.runtime.data.mixture import Mixture
-
-
-def open_mix(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:
-    """The rows of all sources, as often as their shares say."""
-    from partita.runtime.data.mixture import open_mixture
-
-    return open_mixture(call, inputs, seed, root, use)
+from partita.runtime.data.registry import SOURCES, Source, opened_by, register
 
 
 def mixed_files(call: Call, root: Path) -> list[tuple[str, Path]]:
@@ -41,7 +29,7 @@ register(
         "mix",
         (Setting("sources", SharesOf(DATA)),),
         example='mix([text("a.txt") -> 70%, text("b.txt") -> 30%])',
-        open=open_mix,
+        open=opened_by("mixture", "open_mixture"),
         files=mixed_files,
         warnings=mixed_warnings,
     )

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
-from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
 from partita.runtime.data.packages import package
-from partita.runtime.data.registry import Source, Use, register
-
-if TYPE_CHECKING:
-    from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.data.registry import Source, opened_by, register
 
 ROWS = 1024  # that are read at once
 MAX_COLUMNS = 12  # shown
-
-
-def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
-    """Documents that are rows of a column."""
-    from partita.runtime.data.documents import open_records
-
-    return open_records(call, inputs, seed, root, use, texts, "column")
 
 
 def texts(path: Path, name: str, column: str, span: Span | None) -> Iterator[str]:
@@ -78,7 +67,7 @@ register(
         "parquet",
         (Setting("glob", Text()), Setting("column", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
         example='parquet("corpus/*.parquet")',
-        open=open_parquet,
+        open=opened_by("documents", "open_records", read=texts, argument="column"),
         textual=True,
         endings=(".parquet",),
         files=with_tokenizer(matched("glob")),

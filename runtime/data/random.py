@@ -6,22 +6,6 @@ For measuring speed and trying layouts. Element i of an input at a step is a fun
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from partita.runtime.data.registry import Source, opened_by, register
 
-from partita.dsl.spec import Call
-from partita.runtime.data.registry import Source, Use, register
-
-if TYPE_CHECKING:
-    from partita.runtime.data.dataset import Input
-    from partita.runtime.data.noise import Noise
-
-
-def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Noise:
-    """Random numbers for the inputs."""
-    from partita.runtime.data.noise import open_noise
-
-    return open_noise(call, inputs, seed, root, use)
-
-
-register(Source("random", open=open_random, named=False))
+register(Source("random", open=opened_by("noise", "open_noise"), named=False))

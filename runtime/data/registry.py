@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from attrs import evolve, frozen
 
@@ -35,21 +36,38 @@ class Use(IntEnum):
     EVALUATE = 2
 
 
+# Makes the dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and what the run
+# does with it.
+Opener: TypeAlias = "Callable[[Call, tuple[Input, ...], int, Path, Use], Dataset]"
+
+
 @frozen(kw_only=True, eq=False)
 class Source(DataSignature):
     """A data source: how files call it, what it reads, and how it is opened.
 
-    `files` are those that a call reads, each with the name by which it is compared with others; `open` makes the
-    dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and what the
-    run does with it; `warnings` finds what looks wrong in data that can be opened; `common` gives what the ids of all
-    calls of this source must have in common, so that a model trained on one can be evaluated on another. All raise
-    Refused (E06xx).
+    `files` are those that a call reads, each with the name by which it is compared with others; `open` makes its
+    dataset; `warnings` finds what looks wrong in data that can be opened; `common` gives what the ids of all calls of
+    this source must have in common, so that a model trained on one can be evaluated on another. All raise Refused
+    (E06xx).
     """
 
-    open: Callable[[Call, tuple[Input, ...], int, Path, Use], Dataset]
+    open: Opener
     files: Files = lambda call, root: []
     warnings: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
     common: Callable[[Sequence[Call], Path], Mapping[str, Any] | None] = lambda calls, root: None
+
+
+def opened_by(module: str, function: str, **options: Any) -> Opener:
+    """Opens by a function of a module beside this one, which is imported then: it takes numpy. It is given `options` as
+    well.
+    """
+
+    def open(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
+        opener = getattr(import_module(f"{__package__}.{module}"), function)
+        dataset: Dataset = opener(call, inputs, seed, root, use, **options)
+        return dataset
+
+    return open
 
 
 # All entries are of type Source.

@@ -16,8 +16,8 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
-from partita.runtime.data.arrays import open_arrays
 from partita.runtime.data.dataset import Input
+from partita.runtime.data.items import open_items
 from partita.runtime.supervision import capacity
 from tests.files import SPECS
 
@@ -138,7 +138,7 @@ def test_a_forged_archive_is_refused(before: bytes, after: bytes, tmp_path: Path
 def refused(folder: Path) -> None:
     inputs = (Input("x", Type("f32", (Axis("batch", 4),)), "batch", None),)
     with pytest.raises(Refused) as found:
-        open_arrays(Call("arrays", {"path": "a.npz", "holdout": 0.0}), inputs, 0, folder, False)
+        open_items(Call("arrays", {"path": "a.npz", "holdout": 0.0}), inputs, 0, folder, False)
     assert {each.code for each in found.value.diagnostics} <= {"E0603", "E0606"}
 
 
