@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.number_format import bytes_text, seconds_text
 from partita.cli.table import Column, Table
-from partita.compiler.analysis.traffic import cost, grouped
+from partita.compiler.analysis.traffic import cost
 from partita.compiler.graph import Phase
 from partita.compiler.layout import state_text
 from partita.compiler.report.causes import tensor_text
+from partita.dsl.grouping import grouped
 
 if TYPE_CHECKING:
     from partita.compiler.analysis.traffic import Traffic

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from partita.cli.editor.document import Document
 from partita.cli.number_format import bytes_text, seconds_text
-from partita.compiler.analysis.traffic import cost, grouped, traffic
+from partita.compiler.analysis.traffic import cost, traffic
 from partita.compiler.report.explain import Explanation, explain
 from partita.compiler.state import Compilation
+from partita.dsl.grouping import grouped
 from partita.dsl.names.occurrences import BOUND, Occurrence
 from partita.dsl.syntax import tree
 from partita.dsl.types import Type

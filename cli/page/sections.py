@@ -16,8 +16,8 @@ from partita.cli.page.markup import Group, Markup, joined, prose, table, tag
 from partita.cli.page.run import Run
 from partita.cli.page.timeline import legend, timeline, with_ends
 from partita.cli.traffic import BUSIEST, MOVED, RINGS, moved_row, short_names
-from partita.compiler.analysis.traffic import grouped
 from partita.compiler.schedules.timeline import Interval
+from partita.dsl.grouping import grouped
 from partita.runtime.metrics import number_of
 
 MOST_ROWS = 256

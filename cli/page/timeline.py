@@ -8,9 +8,9 @@ from math import ceil, floor, log10
 from partita.cli.number_format import unit_of
 from partita.cli.page.markup import Markup, joined, tag
 from partita.cli.pictures.picture import COLOURS, NAMES, colour, computed, kinds_in
-from partita.compiler.analysis.traffic import grouped
 from partita.compiler.schedules.schedule import KINDS, Action
 from partita.compiler.schedules.timeline import Interval
+from partita.dsl.grouping import grouped
 
 WIDTH, ROW, GAP = 1000.0, 20.0, 3.0
 MOST_ROWS = 64

@@ -14,8 +14,8 @@ a `dot` whose operand is gathered is also charged with the reduction of that ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -26,12 +26,10 @@ from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
 from partita.compiler.state import Partitioned, Scheduled
+from partita.dsl.grouping import grouped
 from partita.dsl.reprs import Shortened
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
-
-Key = TypeVar("Key", bound=Hashable)
-Record = TypeVar("Record")
 
 # What runs once for each microbatch; everything else runs once a step.
 EACH_MICROBATCH = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
@@ -106,14 +104,6 @@ def _sums(records: Sequence[Traffic]) -> Sums:
         sum(each.bytes for each in records),
         sum(each.seconds for each in records),
     )
-
-
-def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
-    """Records by a key, in the order in which keys first appear."""
-    groups: dict[Key, list[Record]] = {}
-    for each in records:
-        groups.setdefault(key(each), []).append(each)
-    return groups
 
 
 def traffic(state: Scheduled) -> tuple[Traffic, ...]:

@@ -13,13 +13,14 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from partita.compiler.analysis.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
+from partita.compiler.analysis.traffic import EACH_MICROBATCH, Cost, Traffic, cost, traffic
 from partita.compiler.graph import Phase, without_iterations
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.report.summary import tied_transfers, transfers
 from partita.compiler.state import Compilation
+from partita.dsl.grouping import grouped
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 

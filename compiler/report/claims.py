@@ -15,7 +15,7 @@ from typing import Any
 from attrs import frozen
 
 from partita.compiler.analysis.memory import PARTS, largest
-from partita.compiler.analysis.traffic import EACH_MICROBATCH, Traffic, grouped
+from partita.compiler.analysis.traffic import EACH_MICROBATCH, Traffic
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.report.causes import tensor_text
 from partita.compiler.report.summary import Summary, summarize
@@ -23,6 +23,7 @@ from partita.compiler.schedules.schedule import Action
 from partita.compiler.state import Compilation
 from partita.dsl.config import builtins
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.grouping import grouped
 from partita.dsl.spec import Claim
 from partita.dsl.syntax.units import BYTES, PLAIN, RATIO, SECONDS, written
 

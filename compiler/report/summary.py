@@ -9,7 +9,7 @@ from attrs import asdict, frozen
 
 from partita.compiler.analysis.memory import HOST, PARTS, MemoryReport, memory_report
 from partita.compiler.analysis.time import Prediction, predict
-from partita.compiler.analysis.traffic import Traffic, cost, grouped, traffic
+from partita.compiler.analysis.traffic import Traffic, cost, traffic
 from partita.compiler.costs.nodes import product_flops
 from partita.compiler.graph import Phase, without_iterations
 from partita.compiler.instructions import Message
@@ -21,6 +21,7 @@ from partita.compiler.passes.shard.reasons import undivided
 from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Compilation
+from partita.dsl.grouping import grouped
 from partita.dsl.reprs import Pictured, Shortened, count, outline
 
 

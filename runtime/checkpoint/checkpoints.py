@@ -19,6 +19,7 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.grouping import grouped
 from partita.runtime.addresses import PathOrUrl, StorageError
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.address_store import CheckpointStore, steps_in, store_at
@@ -482,9 +483,7 @@ def load_targets(rank: Rank) -> Iterator[tuple[str, Region, torch.Tensor]]:
 
 def _causes(failed: Mapping[int, int], own: Mapping[int, str]) -> str:
     """`rank 1: No space left on device`: which ranks had which error; those that are known in words of their own."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, number in failed.items():
-        ranks_of.setdefault(own.get(rank, os.strerror(number)), []).append(rank)
+    ranks_of = grouped(failed, lambda rank: own.get(rank, os.strerror(failed[rank])))
     return ", ".join(f"{ranks_text(ranks)}: {cause}" for cause, ranks in ranks_of.items())
 
 

@@ -15,6 +15,7 @@ from attrs import evolve
 from partita.compiler.graph import without_iterations
 from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
+from partita.dsl.grouping import grouped
 from partita.dsl.names.correspondence import Join, Part, Theirs, Weights
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import PathOrUrl
@@ -140,9 +141,7 @@ def export_foreign(
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
     source = weights_of(commit.manifest, which)
-    tensors: dict[str, list[Theirs]] = {}
-    for each in chosen_tensors(weights, parameters, only):
-        tensors.setdefault(each.names[0], []).append(each)
+    tensors = grouped(chosen_tensors(weights, parameters, only), lambda each: each.names[0])
     entries = [Entry(name, _dtype(first, dtype), first.shape) for name, (first, *_) in tensors.items()]
     differing: list[tuple[str, str, str]] = []
 

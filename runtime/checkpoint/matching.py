@@ -16,6 +16,7 @@ from math import prod
 
 from attrs import frozen
 
+from partita.dsl.grouping import grouped
 from partita.dsl.names.correspondence import Groups
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.repeated import Family, families
@@ -112,9 +113,7 @@ def _by_name(ours: Sequence[Name], theirs: Sequence[Name]) -> dict[int, int]:
 
 def _nearest(names: Sequence[Name], others: Sequence[Name]) -> dict[int, int]:
     """For each name the nearest of the others, where there is one that is nearer than all."""
-    by_end: dict[tuple[str, ...], list[int]] = {}
-    for j, other in enumerate(others):
-        by_end.setdefault(other.core[-1:], []).append(j)
+    by_end = grouped(range(len(others)), lambda j: others[j].core[-1:])
     nearest = {}
     for i, name in enumerate(names):
         near = [(distance, j) for j in by_end.get(name.core[-1:], ()) if (distance := name.distance(others[j]))]

@@ -6,10 +6,12 @@ guess is a comment, so that nothing is imported by it before someone has looked.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import without_iterations
 from partita.dsl.diagnostic import shown
+from partita.dsl.grouping import grouped
 from partita.dsl.names.correspondence import Groups, Parameter, product_text
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.matching import Match, Shape, matches, own_axes
@@ -56,16 +58,11 @@ def lines(rows: Iterable[tuple[str, str, Groups]], parameters: Collection[str]) 
 
     Of a parameter that only some iterations are given of, or that has another form in some, there is none.
     """
-    rows_by_name: dict[str, list[tuple[str, str, Groups]]] = {}
-    for row in rows:
-        rows_by_name.setdefault(without_iterations(row[0]), []).append(row)
-    counts: dict[str, int] = {}
-    for name in parameters:
-        counts[without_iterations(name)] = counts.get(without_iterations(name), 0) + 1
+    counts = Counter(map(without_iterations, parameters))
     written = []
-    for name, members in rows_by_name.items():
+    for name, members in grouped(rows, lambda row: without_iterations(row[0])).items():
         alike = families(((ours, theirs), axes) for ours, theirs, axes in members)
-        if len(members) == counts.get(name) and len(alike) == 1:
+        if len(members) == counts[name] and len(alike) == 1:
             written.append(line(alike[0]))
     return [each for each in written if each is not None]
 

@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 from attrs import field, frozen
 
+from partita.dsl.grouping import grouped
+
 NUMBER = re.compile(r"(?<![^./])(0|[1-9]\d{0,8})(?![^./])")
 MAX_PIECES = 8  # in the text of one set of numbers
 T = TypeVar("T", bound=Hashable)
@@ -59,9 +61,7 @@ def _alike(members: list[Numbers]) -> Iterator[list[Numbers]]:
         apart = _unordered(members) or _ungridded(members)
         if apart is not None:
             name, place = apart
-            parts: dict[int, list[Numbers]] = {}
-            for member in members:
-                parts.setdefault(member[name][place], []).append(member)
+            parts = grouped(members, lambda member: member[name][place])
             yield from chain.from_iterable(map(_alike, parts.values()))
             return
     yield members

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
+from partita.dsl.grouping import grouped
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.loading import entries_of, files_of, read_parts
 from partita.runtime.checkpoint.manifest import Manifest, parse
@@ -60,9 +61,7 @@ def partners(hosts: Sequence[str]) -> list[int | None]:
     """By rank, the rank to which each sends its copies: that at the same place of the next host that has as many. Each
     rank receives from one at most. `hosts` are by rank; None if no other host has so many ranks.
     """
-    members: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        members.setdefault(host, []).append(rank)
+    members = grouped(range(len(hosts)), hosts.__getitem__)
     order = list(members)
     destinations: list[int | None] = []
     for rank, host in enumerate(hosts):

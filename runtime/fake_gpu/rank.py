@@ -24,6 +24,7 @@ from attrs import evolve, field, frozen
 from partita.compiler.analysis.liveness import tables
 from partita.compiler.analysis.memory import peak_memory, workspace
 from partita.compiler.program import InputRecord
+from partita.dsl.grouping import grouped
 from partita.runtime import kernels, stages
 from partita.runtime import rank as ranks
 from partita.runtime.checkpoint.checkpoints import load, shard_of
@@ -80,10 +81,7 @@ class FakeGpuResult:
 def representatives(plan: CompiledRun) -> list[int]:
     """A rank of each rank of the pipeline: their programs are those of all. Coordinates on the mesh differ by turns."""
     mesh = plan.program.mesh
-    members: dict[int, list[int]] = {}
-    for rank in range(mesh.ranks):
-        members.setdefault(mesh.pipe_rank(rank), []).append(rank)
-    return [own[-(i % 2)] for i, own in enumerate(members.values())]
+    return [own[-(i % 2)] for i, own in enumerate(grouped(range(mesh.ranks), mesh.pipe_rank).values())]
 
 
 def try_ranks(plan: CompiledRun) -> list[FakeGpuResult]:

@@ -29,6 +29,7 @@ from attrs import evolve, frozen
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.grouping import grouped
 from partita.dsl.spec import Model, Spec
 from partita.dsl.syntax.source import Source
 from partita.runtime.data_files import DataFile, unlike
@@ -115,9 +116,7 @@ class Statement:
 
 def compared(statements: Sequence[Statement]) -> Refused | None:
     """The error if ranks' statements, in rank order, differ: which ranks differ from the majority."""
-    groups: dict[Statement, list[int]] = {}
-    for rank, each in enumerate(statements):
-        groups.setdefault(evolve(each, data="", no_kernels=""), []).append(rank)
+    groups = grouped(range(len(statements)), lambda rank: evolve(statements[rank], data="", no_kernels=""))
     if len(groups) == 1:
         return None
     common, *others = sorted(groups, key=lambda each: -len(groups[each]))
@@ -140,13 +139,10 @@ def compared(statements: Sequence[Statement]) -> Refused | None:
 def compared_kernels(statements: Sequence[Statement]) -> Refused | None:
     """The error if some ranks, in rank order, have kernels in C++ and others have none: who, and why."""
     having = [rank for rank, each in enumerate(statements) if not each.no_kernels]
-    by_reason: dict[str, list[int]] = {}
-    for rank, each in enumerate(statements):
-        if each.no_kernels:
-            by_reason.setdefault(each.no_kernels, []).append(rank)
-    if not having or not by_reason:
+    without = [rank for rank, each in enumerate(statements) if each.no_kernels]
+    if not having or not without:
         return None
-    without = sorted(rank for each in by_reason.values() for rank in each)
+    by_reason = grouped(without, lambda rank: statements[rank].no_kernels)
     has, have = ("has" if len(each) == 1 else "have" for each in (without, having))
     return refuse(
         "E0625",
@@ -160,9 +156,7 @@ def _compared_data(
     store: Store, rank: int, statements: Sequence[Statement], data: Sequence[DataFile]
 ) -> Refused | None:
     """The error if ranks have different data files: which ranks differ from the majority, and how the first does."""
-    groups: dict[str, list[int]] = {}
-    for number, each in enumerate(statements):
-        groups.setdefault(each.data, []).append(number)
+    groups = grouped(range(len(statements)), lambda number: statements[number].data)
     if len(groups) == 1:
         return None
     common, other, *_ = sorted(groups.values(), key=lambda each: -len(each))

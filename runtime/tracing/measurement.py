@@ -47,6 +47,7 @@ from partita.compiler.program import Program
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.schedules.simulator import Costs, simulate
 from partita.compiler.schedules.timeline import Interval, Timeline
+from partita.dsl.grouping import grouped
 from partita.runtime.tracing.stopwatch import BEGUN, EXCHANGED, FINISHED, READY, REDUCED, SUMMED, UPDATED, Marks
 
 # A rank's own actions in a step, in addition to the schedule's.
@@ -227,9 +228,8 @@ def _transfers(ranks: Iterable[_RankTimes]) -> dict[Channel, list[_Sent]]:
         whole = sum(each.transfer.message.bytes for each in group)
         for each in group if len(group) > 1 else ():
             each.share = each.transfer.message.bytes / whole
-    channels: dict[Channel, list[_Sent]] = {}
-    for sent in sorted(transfers.values(), key=lambda each: (each.transfer.channel, each.transfer.index)):
-        channels.setdefault(sent.transfer.channel, []).append(sent)
+    order = sorted(transfers.values(), key=lambda each: (each.transfer.channel, each.transfer.index))
+    channels = grouped(order, lambda sent: sent.transfer.channel)
     for line in channels.values():
         for sent, later in reversed(list(pairwise(line))):
             sent.ended = np.minimum(sent.ended, later.ended)
