@@ -23,6 +23,7 @@ import torch
 from attrs import define
 
 from partita.compiler.instructions import Traffic
+from partita.runtime.streams import ENDED, CompletedHandle
 from partita.runtime.transports.failures import ConnectionLost
 
 LIMIT = 16 << 20  # bytes per step: for more, copying dominates, and Gloo copies nearly as well
@@ -85,17 +86,6 @@ class _End:
             pass
 
 
-class Copied:
-    """A send; the message was copied when it was posted."""
-
-    def done(self) -> bool:
-        """Always True."""
-        return True
-
-
-COPIED = Copied()
-
-
 class Outgoing(_End):
     """The sender's end."""
 
@@ -106,8 +96,8 @@ class Outgoing(_End):
         self._number = 0
         self._next = self._head
 
-    def post(self, tensor: torch.Tensor) -> Copied:
-        """Send a contiguous tensor. Raises `ConnectionLost`."""
+    def post(self, tensor: torch.Tensor) -> CompletedHandle:
+        """Send a contiguous tensor: it has been copied. Raises `ConnectionLost`."""
         words, number, size = self._words, self._number, tensor.nbytes
         taken = words[TAKEN]
         if taken == number:
@@ -125,7 +115,7 @@ class Outgoing(_End):
         if words[ASLEEP]:
             words[ASLEEP] = 0
             self._ring()
-        return COPIED
+        return ENDED
 
     def _ring(self) -> None:
         try:
