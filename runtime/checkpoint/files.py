@@ -5,10 +5,9 @@ Everything is opened relative to an open directory, without following links, so 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -57,33 +56,15 @@ def regular_file(name: str, parent: int) -> Iterator[tuple[int, int]]:
 KINDS = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a directory"}
 
 
-def links(parent: int) -> list[str]:
-    """The names in an open directory that are links."""
-    with os.scandir(parent) as entries:
-        return sorted(entry.name for entry in entries if entry.is_symlink())
-
-
 def read(name: str, parent: int, max_bytes: int) -> bytes:
     """The content of a small file. Raises Corrupt, also if it has more than `max_bytes` bytes."""
     with regular_file(name, parent) as (handle, size):
         if size > max_bytes:
             raise Corrupt(f"{name} has {size:,} bytes; at most {max_bytes:,} are read")
-        return b"".join(bytes(block) for block in _blocks(name, handle, size))
+        return b"".join(bytes(block) for block in blocks(name, handle, size))
 
 
-def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
-    """The SHA-256 of a file; `moved` is called after each block. Raises Corrupt, also if its size is not `size`."""
-    digest = hashlib.sha256()
-    with regular_file(name, parent) as (handle, actual_size):
-        if actual_size != size:
-            raise Corrupt(f"{name} has {actual_size:,} bytes instead of {size:,}")
-        for block in _blocks(name, handle, size):
-            digest.update(block)
-            moved()
-    return digest.hexdigest()
-
-
-def _blocks(name: str, handle: int, size: int) -> Iterator[memoryview]:
+def blocks(name: str, handle: int, size: int) -> Iterator[memoryview]:
     """Yields the content, in one buffer that is reused for each block."""
     buffer = memoryview(bytearray(min(BLOCK, size)))
     while size:
