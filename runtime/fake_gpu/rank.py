@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -257,19 +257,16 @@ def _dtypes(plan: CompiledRun) -> tuple[torch.dtype, bool, set[torch.dtype], boo
     return DTYPES[plan.train.dtype], offloads, wide, doubles
 
 
-@contextmanager
-def _no_values() -> Iterator[None]:
+def _no_values() -> AbstractContextManager[object]:
     """Initial values are zeros, which take no time to draw."""
 
     def zeros(initial: object, type: object, seed: int, name: str, fans: object, region: Sequence[slice]) -> np.ndarray:
         return np.zeros([each.stop - each.start for each in region], np.float32)
 
-    with patch.object(ranks, "initial", zeros):
-        yield
+    return patch.object(ranks, "initial", zeros)
 
 
-@contextmanager
-def _not_compiled(watch: Watch) -> Iterator[None]:
+def _not_compiled(watch: Watch) -> AbstractContextManager[object]:
     """Segments are run as they are written: torch compiles nothing without a GPU."""
 
     def as_written(function: Callable[..., Any], tensors: Any) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
@@ -279,19 +276,16 @@ def _not_compiled(watch: Watch) -> Iterator[None]:
 
         return run, False
 
-    with patch.object(compiling, "_compile", as_written):
-        yield
+    return patch.object(compiling, "_compile", as_written)
 
 
-@contextmanager
-def _no_autograd() -> Iterator[None]:
+def _no_autograd() -> AbstractContextManager[object]:
     """Gradients that torch would find of a file's own operations are zeros: its engine needs a GPU to be there."""
 
     def zeros(function: CustomFunction, ds: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> Any:
         return tuple(torch.zeros_like(each) for each in operands if each.is_floating_point())
 
-    with patch.object(CustomFunction, "_autograd", zeros):
-        yield
+    return patch.object(CustomFunction, "_autograd", zeros)
 
 
 @contextmanager
