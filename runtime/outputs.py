@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from itertools import product
 
 import torch
 
@@ -20,7 +19,7 @@ from partita.runtime.evaluation import check_ids, outside
 from partita.runtime.inference.ranks import ForwardRank, LocalRanks, all_ranks_local, ranks_of
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.python_functions import functions_of
-from partita.runtime.regions import region_of
+from partita.runtime.regions import in_slabs, region_of, shape_of, whole_region
 
 Tensors = Mapping[str, torch.Tensor]
 # Bytes of an output that ranks exchange at once.
@@ -124,27 +123,14 @@ class Outputs:
         owner = total is not None and all(
             rank.coordinates[over] == 0 for over in mesh.sharding if record.layout.state(over) is None
         )
-        for block in blocks(type.shape, MAX_AT_ONCE // dtype.itemsize):
-            part = torch.zeros([each.stop - each.start for each in block], dtype=dtype)
+        for _, block in in_slabs(whole_region(type.shape), MAX_AT_ONCE // dtype.itemsize):
+            part = torch.zeros(shape_of(block), dtype=dtype)
             if owner and total is not None:
                 _copy(part, block, total, region)
             part = yield from rank.sum(part)
             if whole is not None:
                 whole[block] = part
         return None if whole is None else whole.permute(order).contiguous()
-
-
-def blocks(shape: Sequence[int], limit: int) -> list[tuple[slice, ...]]:
-    """Blocks of at most so many elements that cover a tensor, in order: as long as they can be along the last axes."""
-    sizes, left = list(shape), limit
-    for dim in reversed(range(len(shape))):
-        sizes[dim] = max(1, min(shape[dim], left))
-        left //= sizes[dim]
-    starts = [range(0, whole, size) for whole, size in zip(shape, sizes, strict=True)]
-    return [
-        tuple(slice(at, min(at + size, whole)) for at, size, whole in zip(start, sizes, shape, strict=True))
-        for start in product(*starts)
-    ]
 
 
 def _copy(into: torch.Tensor, block: Sequence[slice], part: torch.Tensor, region: Sequence[slice]) -> None:

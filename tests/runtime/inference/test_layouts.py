@@ -19,7 +19,8 @@ from partita.runtime import outputs
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.ranks import ForwardRank, LocalRanks
 from partita.runtime.inference.sampling import Writer, writer_of
-from partita.runtime.outputs import Outputs, blocks
+from partita.runtime.outputs import Outputs
+from partita.runtime.regions import in_slabs, whole_region
 from partita.runtime.transports.virtual import VirtualCluster
 from tests.files import checked
 from tests.marks import soak
@@ -173,11 +174,11 @@ def test_outputs_are_whole_on_the_first_rank(rules: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("most", [1, 5, 6, 7, 100])
 def test_blocks_cover_a_tensor_once(most: int) -> None:
     covered = torch.zeros(3, 2, 5)
-    for block in blocks((3, 2, 5), most):
+    for _, block in in_slabs(whole_region((3, 2, 5)), most):
         covered[block] += 1
         assert covered[block].numel() <= most
     assert bool((covered == 1).all())
-    assert blocks((), most) == [()]
+    assert list(in_slabs((), most)) == [((), ())]
 
 
 def test_rows_are_as_few_as_the_layout_allows() -> None:
