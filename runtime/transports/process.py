@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import define, evolve
+from attrs import evolve
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
@@ -34,7 +34,7 @@ from partita.compiler.streams import SUMS, along
 from partita.runtime.streams import Streams, streams_of
 from partita.runtime.tracing.flight import machine
 from partita.runtime.transports.failures import CLOSING, ConnectionLost, UntrustedPeer, post, wait
-from partita.runtime.transports.groups import AxisGroup, CollectiveWork, all_gather_single
+from partita.runtime.transports.groups import AxisGroup, CollectiveSteps, CollectiveWork, all_gather_single
 from partita.runtime.transports.posted import Posted, posted, posting
 from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
@@ -74,23 +74,6 @@ class _GroupEnd:
     def post(self, tensor: torch.Tensor) -> Handle:
         """Post the next transfer."""
         return self.posting(self.description, tensor, self.broadcast, [tensor], self.options)
-
-
-@define(eq=False)
-class Gathering:
-    """A posted gather over all ranks; a `Collective`."""
-
-    handle: Handle
-    parts: torch.Tensor
-
-    def done(self) -> bool:
-        """Wait and return True. Raises `ConnectionLost`."""
-        return self.handle.done()
-
-    def result(self) -> Tensors:
-        """The parts of all ranks."""
-        self.done()
-        return (self.parts,)
 
 
 class ProcessTransport:
@@ -192,15 +175,20 @@ class ProcessTransport:
         """Post a collective along a mesh axis."""
         return self._axes[axis].collective(kind, tensors, arguments)
 
-    def gather_over_ranks(self, tensor: torch.Tensor) -> Gathering:
+    def gather_over_ranks(self, tensor: torch.Tensor) -> CollectiveWork:
         """Post an all-gather over all ranks, along a new first dimension."""
-        what = "the gather over all ranks"
+        steps = self._gather(tensor)
+        return CollectiveWork("the gather over all ranks", steps, next(steps))
+
+    def _gather(self, tensor: torch.Tensor) -> CollectiveSteps:
         if self.ranks == 1:
-            return Gathering(Posted(None, (), what), tensor.unsqueeze(0))
+            yield []
+            return (tensor.unsqueeze(0),)
         parts = tensor.new_empty(self.ranks, *tensor.shape)
-        begin = partial(self._posting, what, (tensor, parts), all_gather_single, parts.view(-1), tensor.view(-1))
-        handle = self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))
-        return Gathering(handle, parts)
+        what, gathered = "the gather over all ranks", (parts.view(-1), tensor.view(-1))
+        begin = partial(self._posting, what, (tensor, parts), all_gather_single, *gathered)
+        yield [self._streams.launch(self._sums_stream, partial(begin, group=self._world, async_op=True))]
+        return (parts,)
 
     def links(self) -> PeerConnections:
         """Connect all ranks once more, over Gloo. Raises `ConnectionLost`, `UntrustedPeer`."""
