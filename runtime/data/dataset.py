@@ -49,6 +49,12 @@ class Input:
         return f"`{self.limit_axis}` has size {self.limit}" if self.limit_axis else f"it must be below {self.limit}"
 
 
+def positions(inputs: Sequence[Input], index: int, rows: range | None) -> np.ndarray:
+    """The places of some rows of the batch `index`, or of all, among those of all batches."""
+    batch = next(each.batch for each in inputs if each.batch_axis is not None)
+    return index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
+
+
 class Dataset(ABC):
     """Batches by input name: arrays in the declared axis order, with the numpy dtype of the input's type.
 

@@ -19,7 +19,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.reprs import count
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.dataset import Arrays, Batch, Dataset, Input
+from partita.runtime.data.dataset import Arrays, Batch, Dataset, Input, positions
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import single
 from partita.runtime.data.formats import NPY, NPZ, refuse_format
@@ -75,9 +75,7 @@ class Items(Dataset):
 
     def _items(self, step: int, rows: range | None = None) -> np.ndarray:
         assert step >= 1, "steps count from 1"
-        batch = self._rows
-        positions = (step - 1) * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
-        return self._order.at(positions)
+        return self._order.at(positions(self.inputs, step - 1, rows))
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The items of an evaluation batch."""
@@ -90,9 +88,7 @@ class Items(Dataset):
     def _held_out(self, index: int, rows: range | None = None) -> np.ndarray:
         held_out = self.items - self.training
         assert held_out > 0, "data that is opened to be evaluated has a holdout"
-        batch = self._rows
-        positions = index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
-        return np.asarray(self.training + positions % held_out)
+        return np.asarray(self.training + positions(self.inputs, index, rows) % held_out)
 
     @property
     def held_out(self) -> int:
@@ -102,10 +98,6 @@ class Items(Dataset):
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Items that are held out."""
         return self._take(self.training + np.asarray(numbers, np.int64))
-
-    @property
-    def _rows(self) -> int:
-        return next(model_input.batch for model_input in self.inputs if model_input.batch_axis is not None)
 
     def _take(self, chosen: np.ndarray) -> Batch:
         batch: Batch = {}

@@ -18,7 +18,7 @@ from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
-from partita.runtime.data.dataset import Batch, Dataset, Input
+from partita.runtime.data.dataset import Batch, Dataset, Input, positions
 from partita.runtime.data.registry import SOURCES, Use
 from partita.runtime.philox import stream, words
 
@@ -87,8 +87,7 @@ class Mixture(Dataset):
 
     def _assigned(self, seed: int, index: int, rows: range | None) -> tuple[np.ndarray, np.ndarray]:
         """The source of each row of a batch, and its number among all rows of that source."""
-        batch = self.inputs[0].batch
-        places = index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
+        places = positions(self.inputs, index, rows)
         sources, numbers = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
         for block in np.unique(places // BLOCK).tolist():
             here = places // BLOCK == block

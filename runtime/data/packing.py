@@ -19,7 +19,7 @@ from attrs import Factory, field, frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.dataset import Batch, Dataset, Input
+from partita.runtime.data.dataset import Batch, Dataset, Input, positions
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.ids import Ids
 from partita.runtime.data.packed_rows import Rows, packed_once
@@ -62,15 +62,15 @@ class Packed(Dataset):
 
     def _trained(self, step: int, rows: range | None = None) -> np.ndarray:
         assert step >= 1, "steps count from 1"
-        return self._order.at(self._positions(step - 1, rows))
+        return self._order.at(positions(self.inputs, step - 1, rows))
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The rows of an evaluation batch."""
-        return self._filled(self.holdout, self._positions(index, rows) % len(self.holdout))
+        return self._filled(self.holdout, positions(self.inputs, index, rows) % len(self.holdout))
 
     def holdout_row_names(self, index: int) -> list[str]:
         """The documents of each row."""
-        return [_named(self.holdout, row) for row in self._positions(index, None) % len(self.holdout)]
+        return [_named(self.holdout, row) for row in positions(self.inputs, index, None) % len(self.holdout)]
 
     @property
     def held_out(self) -> int:
@@ -81,14 +81,10 @@ class Packed(Dataset):
         """Rows of held-out documents."""
         return self._filled(self.holdout, np.asarray(numbers, np.int64))
 
-    def _positions(self, index: int, rows: range | None) -> np.ndarray:
-        batch = self.inputs[0].batch
-        return index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
-
     def _filled(self, rows: Rows, chosen: np.ndarray) -> Batch:
         """The inputs of the chosen rows."""
         shape = len(chosen), self.length
-        tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        tokens, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         segments = np.zeros(shape, np.int64)
         ignored = ignored_target(self.inputs)
         targets = np.full(shape, -1 if ignored is None else ignored, np.int64)
@@ -102,11 +98,11 @@ class Packed(Dataset):
                 tokens[i, place:end] = ids[:count]
                 targets[i, place : place + known] = ids[1:]
                 segments[i, place:end] = segment
-                positions[i, place:end] = np.arange(count)
+                places[i, place:end] = np.arange(count)
                 place, segment = end, segment + 1
             segments[i, place:] = segment
-            positions[i, place:] = np.arange(self.length - place)
-        values = {"tokens": tokens, "targets": targets, "segments": segments, "positions": positions}
+            places[i, place:] = np.arange(self.length - place)
+        values = {"tokens": tokens, "targets": targets, "segments": segments, "positions": places}
         batch: Batch = {}
         for model_input in self.inputs:
             check_limit(values[model_input.name], model_input, f"`{model_input.name}` of {self.what}", self.span)
