@@ -200,7 +200,7 @@ def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) ->
     rows = _rows(table, index, shared)
     if not ids.dim():
         rows = rows.clone()  # the row of a single id is a view of the table
-    return rows.masked_fill_(_over_rows(outside, rows), 0)
+    return rows.masked_fill_(over_rows(outside, rows), 0)
 
 
 @kernel
@@ -218,7 +218,7 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
     original, values = values, values.to(table.dtype)
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
-        mask = _over_rows(outside, values)
+        mask = over_rows(outside, values)
         values = values.masked_fill(mask, 0) if values is original else values.masked_fill_(mask, 0)
     # On a GPU these add in any order, and replicas of the table on several ranks would diverge: so only what goes to
     # places that differ is added at once.
@@ -239,7 +239,7 @@ def max_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
     """As `add_rows`, but the largest of what goes to a place, and of what is there."""
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
-        values = values.masked_fill(_over_rows(outside, values), -torch.inf)
+        values = values.masked_fill(over_rows(outside, values), -torch.inf)
     index, first = ids.long(), table.shape[:shared]
     for position, own in enumerate(_batch_index(ids, shared)):
         index = index + own * (first[position + 1 :].numel() * table.shape[shared])
@@ -269,9 +269,9 @@ def _local(ids: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
     return ids.remainder(count), (ids < 0) | (ids >= count)
 
 
-def _over_rows(outside: Tensor, rows: Tensor) -> Tensor:
+def over_rows(mask: Tensor, rows: Tensor) -> Tensor:
     """A mask of rows that broadcasts over their elements."""
-    return outside.view((*outside.shape, *[1] * (rows.dim() - outside.dim())))
+    return mask.view(*mask.shape, *[1] * (rows.dim() - mask.dim()))
 
 
 def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from partita.runtime.kernels.parts import owned
 from partita.runtime.kernels.registry import kernel
+from partita.runtime.kernels.rows import over_rows
 
 
 def exact(x: Tensor) -> bool:
@@ -107,8 +108,7 @@ def _spread(values: Tensor, inside: Tensor, whole: Tensor) -> Tensor:
     if exact(inside):
         whole[inside] = values
         return whole
-    mask = inside.view(*inside.shape, *[1] * (whole.dim() - inside.dim()))
-    return torch.where(mask, values.view(whole.shape), whole)
+    return torch.where(over_rows(inside, whole), values.view(whole.shape), whole)
 
 
 def _keys(
@@ -219,16 +219,11 @@ def update_rows(
     for each, new in zip(stored, own, strict=True):
         if not exact(valid):  # what belongs to blocks without ids stays
             any_here = valid[..., :1].expand(valid.shape).reshape(-1)
-            torch.where(_over(any_here, new), new, each[index].flatten(0, rows.dim() - 1), out=new)
+            torch.where(over_rows(any_here, new), new, each[index].flatten(0, rows.dim() - 1), out=new)
         each[index] = new.view(*rows.shape, *new.shape[1:])
     return tensors[0] if count == 1 else tuple(tensors[:count])
 
 
 def _filled(x: Tensor, valid: Tensor) -> Tensor:
     """On a GPU, with the first entry of its block where there is none, so that it is updated to the same once more."""
-    return x if exact(x) else torch.where(_over(valid, x), x, x.narrow(valid.dim() - 1, 0, 1))
-
-
-def _over(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask of entries that broadcasts over what these have."""
-    return mask.view(*mask.shape, *[1] * (x.dim() - mask.dim()))
+    return x if exact(x) else torch.where(over_rows(valid, x), x, x.narrow(valid.dim() - 1, 0, 1))
