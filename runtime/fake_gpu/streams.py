@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 Clock = dict[int, int]
 Host = Callable[[str, Clock], None]  # told how the host waits, and for what
@@ -19,7 +19,7 @@ Host = Callable[[str, Clock], None]  # told how the host waits, and for what
 _numbers = count()
 
 
-@frozen
+@define(eq=False)
 class Event:
     """A moment of a stream."""
 
@@ -76,12 +76,12 @@ class Stream:
         self.host("Stream.synchronize", self.clock)
 
 
-class Timed:
+class Timed(Event):
     """`torch.cuda.Event` as programs make it: it is recorded later."""
 
     def __init__(self, current: Callable[[], Stream], host: Host) -> None:
-        self._current, self._host = current, host
-        self.clock: Clock = {}
+        super().__init__({}, host)
+        self._current = current
 
     def record(self, stream: Stream | None = None) -> None:
         """The moment of now."""
@@ -89,11 +89,7 @@ class Timed:
 
     def wait(self, stream: Stream | None = None) -> None:
         """A stream waits for it."""
-        (stream or self._current()).wait_event(Event(self.clock, self._host))
-
-    def synchronize(self) -> None:
-        """The host waits."""
-        self._host("Event.synchronize", self.clock)
+        (stream or self._current()).wait_event(self)
 
     def elapsed_time(self, other: Timed) -> float:
         """Milliseconds between two events; nothing takes time here."""
