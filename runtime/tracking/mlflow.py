@@ -9,13 +9,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from partita.runtime.metrics import MetricsRecord, numbers
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
+from partita.runtime.tracking.tracker import TrackedRun, Tracker, TrackerKind, register
 
 MAX_METRICS = 1000  # in one request, by MLflow's REST API
 LONGEST_PARAM = 6000  # characters
 
 
-class Mlflow:
+class Mlflow(Tracker):
     """One run there, which a resumed run continues. Records are sent together."""
 
     def __init__(self, run: TrackedRun) -> None:

@@ -15,12 +15,12 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from partita.runtime.metrics import MetricsRecord, numbers
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
+from partita.runtime.tracking.tracker import TrackedRun, Tracker, TrackerKind, register
 
 FOLDER = "tensorboard"
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files of one run. A resumed run has one more, in the same folder."""
 
     identity = FOLDER

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from attrs import frozen
 
@@ -24,19 +24,20 @@ class TrackedRun:
     identity: str | None
 
 
-class Tracker(Protocol):
+class Tracker(ABC):
     """A tracker of one run. Its methods may raise anything, and take as long as they like."""
 
-    @property
-    def identity(self) -> str:
-        """What finds the run again when it is resumed."""
+    identity: str  # what finds the run again when it is resumed
 
+    @abstractmethod
     def log(self, record: MetricsRecord) -> None:
         """Take a record of `metrics.jsonl`; see `numbers` there."""
 
     def flush(self) -> None:
-        """Keep what was taken, so that it survives a kill."""
+        """Keep what was taken, so that it survives a kill: by default, it is kept at once."""
+        return
 
+    @abstractmethod
     def close(self) -> None:
         """End the run."""
 

@@ -8,10 +8,10 @@ import secrets
 import trackio
 
 from partita.runtime.metrics import MetricsRecord, numbers
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
+from partita.runtime.tracking.tracker import TrackedRun, Tracker, TrackerKind, register
 
 
-class Trackio:
+class Trackio(Tracker):
     """One run there, by name, which a resumed run continues."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -28,9 +28,6 @@ class Trackio:
     def log(self, record: MetricsRecord) -> None:
         """One row."""
         self._run.log(numbers(record), step=record["step"])
-
-    def flush(self) -> None:
-        """Nothing: a thread of its own writes."""
 
     def close(self) -> None:
         """End the run, and wait until it is written."""

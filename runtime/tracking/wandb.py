@@ -7,13 +7,13 @@ import os
 import wandb
 
 from partita.runtime.metrics import MetricsRecord, numbers
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
+from partita.runtime.tracking.tracker import TrackedRun, Tracker, TrackerKind, register
 
 # In its metrics: steps of its own would have to grow, and an evaluation has the number of the step before it.
 STEP = "step"
 
 
-class Wandb:
+class Wandb(Tracker):
     """One run there, which a resumed run continues."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -32,9 +32,6 @@ class Wandb:
     def log(self, record: MetricsRecord) -> None:
         """One row."""
         self._run.log({STEP: record["step"], **numbers(record)})
-
-    def flush(self) -> None:
-        """Nothing: a process of its own has it."""
 
     def close(self) -> None:
         """End the run, and wait until it is uploaded."""
