@@ -475,7 +475,8 @@ class Executor:
         return (*own, *self._tied, *offloaded)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
-        """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all.
+        """Send totals of tied parameters to every rank that holds the parameter: post all, each on the stream of its
+        channel, then wait for all.
 
         The first transfer of every channel is posted, then the second: where streams share a hardware queue, a transfer
         that waits for another on its channel blocks later operations, which that other may be waiting for.
@@ -489,16 +490,14 @@ class Executor:
             total = totals[positions[each.stage, each.accumulator]]
             posts.append((each.transfer, self.transport.send, total.contiguous()))
         posts.sort(key=lambda post: post[0].index)
-        handles = [self._launched(transfer.channel, post, tensor) for transfer, post, tensor in posts]
+        streams = self.program.streams
+        handles = [
+            self._streams.launch(streams[str(transfer.channel)], partial(post, transfer.channel), tensor)
+            for transfer, post, tensor in posts
+        ]
         for handle in handles:
             while not handle.done():
                 yield
-
-    def _launched(
-        self, channel: Channel, transfer: Callable[[Channel, torch.Tensor], Handle], tensor: torch.Tensor
-    ) -> Handle:
-        """Post a transfer of a tied total on the stream of its channel."""
-        return self._streams.launch(self.program.streams[str(channel)], partial(transfer, channel), tensor)
 
 
 def seed_of(seed: int, group: int) -> int:

@@ -71,7 +71,8 @@ def origin(rank: Rank, trial: Replay) -> Generator[None, None, str | None]:
     """
 
     state = traced(trial.state)
-    program = _without_update(state)
+    ranks = tuple(evolve(each, update=None) for each in state.program.ranks)
+    program = evolve(state.program, ranks=ranks)
     first = _First()
     description = ""
     for index in range(program.rounds):
@@ -108,11 +109,6 @@ def origin(rank: Rank, trial: Replay) -> Generator[None, None, str | None]:
     if first.microbatch < 0:
         return f"{description or first.name} on rank {rank.rank}"
     return _described(first, trial, state, program, rank.rank)
-
-
-def _without_update(state: Compilation) -> Program:
-    ranks = tuple(evolve(each, update=None) for each in state.program.ranks)
-    return evolve(state.program, ranks=ranks)
 
 
 def _described(first: _First, trial: Replay, state: Compilation, program: Program, rank: int) -> str:

@@ -43,12 +43,6 @@ def output_of(program: Program, name: str) -> tuple[int, AccumulatorRecord]:
     )
 
 
-def inputs_read(program: Program) -> tuple[InputRecord, ...]:
-    """The inputs that the stages of a program read."""
-    read = {part.name for stage in program.stages for part in (*stage.inputs, *stage.full_inputs)}
-    return tuple(each for each in program.inputs if each.name in read)
-
-
 class Outputs:
     """A compiled program for outputs of these `names`, or all, with axes in the order of their types: on one device or,
     with the ranks that are `here`, in the file's layout.
@@ -75,8 +69,9 @@ class Outputs:
 
     @property
     def inputs(self) -> tuple[InputRecord, ...]:
-        """The inputs that the outputs need."""
-        return inputs_read(self.program)
+        """The inputs that the outputs need: those that the stages read."""
+        read = {part.name for stage in self.program.stages for part in (*stage.inputs, *stage.full_inputs)}
+        return tuple(each for each in self.program.inputs if each.name in read)
 
     def set_parameters(self, parameters: Tensors) -> None:
         """Set parameters by full name; further names are ignored. Raises ValueError for a name that is missing or

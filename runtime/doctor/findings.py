@@ -72,7 +72,8 @@ def _of_gpus(facts: Facts) -> Iterator[Diagnostic]:
     elif torch and torch.get("cuda") is None and (driver or facts.get("device_files")):
         fix = "pip install torch --index-url https://download.pytorch.org/whl/cu128"
         yield Diagnostic("E1102", "this machine has GPUs, but torch was built without CUDA", help=fix)
-    elif torch and len(gpus) < len(driver) and not _hidden(facts):
+    # Unless they are hidden on purpose.
+    elif torch and len(gpus) < len(driver) and "CUDA_VISIBLE_DEVICES" not in facts.get("variables", {}):
         message = f"the driver has {len(driver)} GPUs, torch sees {len(gpus)}"
         yield Diagnostic("E1102", message, help="unset CUDA_VISIBLE_DEVICES; in a container, --gpus all")
     for i, gpu in enumerate(gpus):
@@ -89,11 +90,6 @@ def _of_gpus(facts: Facts) -> Iterator[Diagnostic]:
             f"GPUs {', '.join(apart[:8])}{' …' * (len(apart) > 8)} have no direct access to each other",
             help="their transfers pass through the host: check ACS in the BIOS, and NCCL_P2P_DISABLE",
         )
-
-
-def _hidden(facts: Facts) -> bool:
-    """Whether GPUs are hidden on purpose."""
-    return "CUDA_VISIBLE_DEVICES" in facts.get("variables", {})
 
 
 def _of_state(driver: Sequence[Facts], gpus: Sequence[Facts]) -> Iterator[Diagnostic]:

@@ -15,6 +15,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from threading import Thread
@@ -173,14 +174,11 @@ def _fabric() -> list[Facts]:
 
 def _packages() -> Facts:
     """Versions of what is installed."""
-    return {each.metadata["Name"]: each.version for each in map(_distribution, PACKAGES) if each is not None}
-
-
-def _distribution(name: str) -> metadata.Distribution | None:
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
+    versions = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _variables(environment: Mapping[str, str]) -> Facts:
