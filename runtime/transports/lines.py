@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import Factory, define, field
 
 from partita.runtime.transports.collectives import collect
 from partita.runtime.transports.packing import as_bytes
@@ -85,8 +85,10 @@ class OrderedQueue:
 
     name: str
     ends: tuple[int, ...]
-    posted: tuple[deque[PostedOperation], ...]
-    counts: list[int]
+    posted: tuple[deque[PostedOperation], ...] = field(
+        init=False, default=Factory(lambda self: tuple(deque() for _ in self.ends), takes_self=True)
+    )
+    counts: list[int] = field(init=False, default=Factory(lambda self: [0] * len(self.ends), takes_self=True))
 
     def post(
         self,
@@ -151,11 +153,6 @@ class OrderedQueue:
 @torch.inference_mode()  # like the executors' buffers
 def _fill(buffer: torch.Tensor, content: torch.Tensor) -> None:
     buffer.copy_(content)
-
-
-def line(name: str, ends: tuple[int, ...]) -> OrderedQueue:
-    """A line without operations."""
-    return OrderedQueue(name, ends, tuple(deque() for _ in ends), [0] * len(ends))
 
 
 def _form(post: PostedOperation) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
 from partita.runtime.streams import HostStreams, Streams
 from partita.runtime.transports.collectives import ALL_GATHER
-from partita.runtime.transports.lines import Deadlock, OrderedQueue, PostedOperation, UnmatchedOperation, line
+from partita.runtime.transports.lines import Deadlock, OrderedQueue, PostedOperation, UnmatchedOperation
 from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.transport import NO_STREAMS, Tensors
 
@@ -128,7 +128,7 @@ class VirtualCluster:
 
     def line(self, name: str, ends: tuple[int, ...]) -> OrderedQueue:
         """The line of this name, shared by all its ends; created on first use."""
-        queue = self.lines.setdefault(name, line(name, ends))
+        queue = self.lines.setdefault(name, OrderedQueue(name, ends))
         assert queue.ends == ends, f"{name} has ends {queue.ends} and {ends}"
         return queue
 
