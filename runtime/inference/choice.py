@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 from torch import Tensor
 
+from partita.runtime.initial import unit_uniform
 from partita.runtime.philox import stream, words
 
 
@@ -34,8 +35,6 @@ class Choice:
         reached = scores.softmax(0).cumsum(0)
         count = int((reached < self.top_p).sum()) + 1  # up to the first with which they have the probability
         reached = reached[:count]
-        drawn = (
-            int(words(stream(self.seed, "sample", index, "" if self.step is None else f"step {self.step}"), 0, 1)[0])
-            >> 11
-        ) * 2.0**-53
+        key = stream(self.seed, "sample", index, "" if self.step is None else f"step {self.step}")
+        drawn = float(unit_uniform(words(key, 0, 1))[0])
         return int(ids[min(int((reached <= drawn * reached[-1]).sum()), len(reached) - 1)])
