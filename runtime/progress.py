@@ -71,7 +71,7 @@ class Display:
                 for unit in ("tokens", "rows")
                 if (key := f"{unit}_per_second") in record
             ),
-            f"lr {_short(record['learning_rate'])}",
+            f"lr {_number(record['learning_rate'], '.2e')}",
             *([f"{duration(left)} left"] if left is not None and step < self.steps else []),
         ]
         if self._live is not None:
@@ -142,12 +142,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400}d {whole % 86_400 // 3600:02}h"
 
 
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
-
-
-def _short(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2e}"
+def _number(value: float | None, form: str = ".4f") -> str:
+    return "not finite" if value is None else format(value, form)
 
 
 def _rate(value: float | None) -> str:
