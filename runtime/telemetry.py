@@ -32,7 +32,7 @@ GROWN = 1.01  # times what was written of it last: then the memory of each rank 
 
 
 class Telemetry:
-    """The writer of a run's `metrics.jsonl`; a context manager."""
+    """The writer of a run's `metrics.jsonl`."""
 
     def __init__(self, directory: RunDirectory, keep_through: int = 0) -> None:
         """Open `metrics.jsonl` in a run's directory.
@@ -47,12 +47,6 @@ class Telemetry:
     def close(self) -> None:
         """Close the file. Nothing is buffered, so a run that never gets here loses nothing."""
         os.close(self._file)
-
-    def __enter__(self) -> Telemetry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write a record. Raises OSError, and leaves complete lines."""

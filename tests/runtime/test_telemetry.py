@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -84,20 +85,20 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rest", ["", '{"step": 4, "lo', '{"step": 2}', "\0\0\n", "3\n", "\n"])
 def test_a_resumed_run_keeps_the_lines_up_to_its_step(tmp_path: Path, rest: str) -> None:
     directory = RunDirectory.open(tmp_path)
-    with Telemetry(directory) as telemetry:
+    with closing(Telemetry(directory)) as telemetry:
         for step in (1, 2, 3, 4):
             telemetry.write({"step": step})
         telemetry.write({"step": 2, "eval_loss": 3.0})
     with (tmp_path / FILE_NAME).open("a") as file:
         file.write(rest)
-    with Telemetry(directory, keep_through=2) as telemetry:
+    with closing(Telemetry(directory, keep_through=2)) as telemetry:
         telemetry.write({"step": 3})
     assert [line["step"] for line in read(tmp_path / FILE_NAME)] == [1, 2, 2, 3]
 
 
 def test_a_new_run_begins_anew(tmp_path: Path) -> None:
     for _ in range(2):
-        with RunDirectory.open(tmp_path) as directory, Telemetry(directory) as telemetry:
+        with RunDirectory.open(tmp_path) as directory, closing(Telemetry(directory)) as telemetry:
             telemetry.write({"step": 1})
     assert len(read(tmp_path / FILE_NAME)) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

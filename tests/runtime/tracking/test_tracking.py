@@ -11,6 +11,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,13 @@ def test_each_record_is_handed_over_once_whatever_the_file_does(tmp_path: Path, 
     with RunDirectory.open(tmp_path) as directory:
         following = Following(directory, ["kept"])
         assert not following.look()
-        with Telemetry(directory) as telemetry:
+        with closing(Telemetry(directory)) as telemetry:
             for record in RECORDS:
                 telemetry.write(record)
                 assert following.look()
             (tracker,) = kept.runs
             assert tracker.taken == [RECORDS[0], RECORDS[1], RECORDS[3]]
-        with Telemetry(directory, keep_through=1) as telemetry:  # resumed: a new file, and step 2 again
+        with closing(Telemetry(directory, keep_through=1)) as telemetry:  # resumed: a new file, and step 2 again
             for record in [*RECORDS[1:], {"step": 3, "loss": 1.0}]:
                 telemetry.write(record)
                 following.look()
@@ -154,13 +155,13 @@ def test_each_record_is_handed_over_once_whatever_the_file_does(tmp_path: Path, 
         following.close()
         assert tracker.closed
         # Another process goes on with what the file `tracking.json` says.
-        with Telemetry(directory, keep_through=3) as telemetry:
+        with closing(Telemetry(directory, keep_through=3)) as telemetry:
             telemetry.write({"step": 4, "loss": 0.5})
             later = Following(directory, ["kept"])
             later.look()
         assert [each.identity for each in kept.runs] == ["run-0", "run-0"]
         assert kept.runs[1].taken == [{"step": 4, "loss": 0.5}]
-        with Telemetry(directory) as telemetry:  # begun anew
+        with closing(Telemetry(directory)) as telemetry:  # begun anew
             telemetry.write({"step": 1, "loss": 9.0})
             later.look()
         assert kept.runs[1].closed
@@ -170,7 +171,7 @@ def test_each_record_is_handed_over_once_whatever_the_file_does(tmp_path: Path, 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"first": 1, "trackers": {"kept": 3}}', "\0"])
 def test_what_is_kept_of_trackers_may_be_anything(tmp_path: Path, kept: type[Kept], text: str) -> None:
     (tmp_path / KEPT).write_text(text)
-    with RunDirectory.open(tmp_path) as directory, Telemetry(directory) as telemetry:
+    with RunDirectory.open(tmp_path) as directory, closing(Telemetry(directory)) as telemetry:
         telemetry.write(RECORDS[0])
         Following(directory, ["kept"]).look()
     assert len(kept.runs) == 1
@@ -181,7 +182,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(
 ) -> None:
     register(TrackerKind("other", Kept))
     try:
-        with RunDirectory.open(tmp_path) as directory, Telemetry(directory) as telemetry:
+        with RunDirectory.open(tmp_path) as directory, closing(Telemetry(directory)) as telemetry:
             following = Following(directory, ["kept", "other"])
             telemetry.write({"step": 1, "loss": 1.0})
             following.look()
@@ -308,7 +309,7 @@ def test_the_other_trackers_offline(tmp_path: Path) -> None:
     environment = ours | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio")}
     run = tmp_path / "run"
     for keep, steps in ((0, (1, 2)), (2, (3, 4))):
-        with RunDirectory.open(run) as directory, Telemetry(directory, keep) as telemetry:
+        with RunDirectory.open(run) as directory, closing(Telemetry(directory, keep)) as telemetry:
             for step in steps:
                 telemetry.write({"step": step, "loss": step + 0.25, "unix_time": 1e9 + step})
         command = [sys.executable, "-m", "partita.runtime.tracking", str(run), "-", "wandb", "mlflow", "trackio"]
