@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import frozen
 
 from partita.dsl.diagnostic import refuse, shown
 from partita.runtime.addresses import Address, PathOrUrl, exists, names_in
@@ -41,64 +41,55 @@ MAX_INDEX = 1 << 27  # bytes
 # ---------------------------------------------------------------- reading
 
 
-@define(eq=False)
+@frozen(eq=False)
 class ForeignFiles:
-    """The tensors of a file or directory; a context manager. Raises Corrupt, and Refused (E0808) if there are none."""
+    """The tensors of open files, by name."""
 
-    path: PathOrUrl
-    _files: dict[str, Any] = field(factory=dict, init=False)  # by the name of a tensor
-    _stack: ExitStack = field(factory=ExitStack, init=False)
-
-    def __enter__(self) -> ForeignFiles:
-        try:
-            self._open()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _open(self) -> None:
-        path = found(self.path)
-        if not path.name.endswith(".json"):
-            file = self._stack.enter_context(opened(path))
-            self._files = dict.fromkeys(file.keys(), file)
-            return
-        names = read_index(path)
-        files = {name: self._stack.enter_context(_member(path, name)) for name in sorted(set(names.values()))}
-        keys_of = {name: set(file.keys()) for name, file in files.items()}
-        for tensor, name in names.items():
-            if tensor not in keys_of[name]:
-                raise Corrupt(f"{path.name} says that {name} has {tensor}, which it lacks")
-            self._files[tensor] = files[name]
-        for name, keys in keys_of.items():
-            for key in keys - names.keys():
-                raise Corrupt(f"{name} has {key}, which {path.name} does not name")
+    files: Mapping[str, Any]
 
     def names(self) -> list[str]:
         """The names of all tensors."""
-        return list(self._files)
+        return list(self.files)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self.files
 
     def dtype(self, name: str) -> str:
         """The format's name of a tensor's dtype."""
-        return str(self._files[name].get_slice(name).get_dtype())
+        return str(self.files[name].get_slice(name).get_dtype())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
-        return tuple(self._files[name].get_slice(name).get_shape())
+        return tuple(self.files[name].get_slice(name).get_shape())
 
     def unread(self, known: Container[str]) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors that are not `known`."""
-        return {name: self.shape(name) for name in self._files if name not in known}
+        return {name: self.shape(name) for name in self.files if name not in known}
 
     def read(self, name: str, region: tuple[slice, ...] | None = None) -> torch.Tensor:
         """A tensor, or a region of it. Raises Corrupt."""
-        return read_region(self._files[name], name, region or ())
+        return read_region(self.files[name], name, region or ())
+
+
+@contextmanager
+def foreign_files(path: PathOrUrl) -> Iterator[ForeignFiles]:
+    """Open a file of tensors, or those of a directory. Raises Corrupt, and Refused (E0808) if there are none."""
+    with ExitStack() as stack:
+        place = found(path)
+        if not place.name.endswith(".json"):
+            file = stack.enter_context(opened(place))
+            yield ForeignFiles(dict.fromkeys(file.keys(), file))
+            return
+        names = read_index(place)
+        files = {name: stack.enter_context(_member(place, name)) for name in sorted(set(names.values()))}
+        keys_of = {name: set(file.keys()) for name, file in files.items()}
+        for tensor, name in names.items():
+            if tensor not in keys_of[name]:
+                raise Corrupt(f"{place.name} says that {name} has {tensor}, which it lacks")
+        for name, keys in keys_of.items():
+            for key in keys - names.keys():
+                raise Corrupt(f"{name} has {key}, which {place.name} does not name")
+        yield ForeignFiles({tensor: files[name] for tensor, name in names.items()})
 
 
 def found(path: PathOrUrl) -> PathOrUrl:

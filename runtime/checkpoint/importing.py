@@ -24,7 +24,7 @@ from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.foreign import chosen_tensors, matching_parameters, seen_as_ours, seen_as_theirs
-from partita.runtime.checkpoint.foreign_files import ForeignFiles
+from partita.runtime.checkpoint.foreign_files import ForeignFiles, foreign_files
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.matching import axes_of, matches, own_axes
 from partita.runtime.checkpoint.parts import copies_of_parameters, mean_name
@@ -92,7 +92,7 @@ def import_tensors(
     parameters = {each.name: each.type for each in manifest.tensors if not is_state(each)}
     warnings, unused = list[Diagnostic](), list[str]()
     try:
-        with ForeignFiles(source) as files:
+        with foreign_files(source) as files:
             if weights is None:
                 chosen = _under_our_names(manifest.tensors, matching_parameters(parameters, only), files.names())
                 propose = Proposing(files, parameters, blocks)
