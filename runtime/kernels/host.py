@@ -46,11 +46,8 @@ def copy_out(x: Tensor, context: Context) -> Tensor:
 @kernel
 @waits("what is updated in the host's memory has to arrive there")
 def land(x: Tensor, context: Context) -> Tensor:
-    """The result of `copy_out`: the host waits until it is there."""
-    handle = context.arriving.pop(id(x), None)
-    if handle is not None:
-        handle.done()
-    return x
+    """The result of `copy_out`, which its handle has the host wait for."""
+    return arrive(x, context)
 
 
 @kernel
@@ -77,9 +74,9 @@ def prefetch(x: Tensor, context: Context) -> Tensor:
 @kernel
 def arrive(x: Tensor, context: Context) -> Tensor:
     """The result of `prefetch`: the compute stream waits for the copy, the host does not."""
-    arrived = context.arriving.pop(id(x), None)
-    if arrived is not None:
-        arrived.done()
+    handle = context.arriving.pop(id(x), None)
+    if handle is not None:
+        handle.done()
     return x
 
 
