@@ -50,13 +50,11 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Ident
     Raises ValueError, with what is missing or wrong, if a launcher's variables are incomplete.
     """
     variables = os.environ if environment is None else environment
-    for marker, read in (
-        (RANK, _from_supervisor),
-        ("SLURM_PROCID", _from_slurm),
-    ):
-        # torchrun can itself run under srun: its variables then name the ranks.
-        if marker in variables and not ("RANK" in variables and marker == "SLURM_PROCID"):
-            return read(variables)
+    if RANK in variables:
+        return _from_supervisor(variables)
+    # torchrun can itself run under srun: its variables then name the ranks.
+    if "SLURM_PROCID" in variables and "RANK" not in variables:
+        return _from_slurm(variables)
     return _from_torchrun(variables) if "RANK" in variables and "WORLD_SIZE" in variables else None
 
 
