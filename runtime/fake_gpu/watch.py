@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
+from math import prod
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, FrameType
@@ -460,10 +461,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _bytes(tensor: torch.Tensor) -> int:
     """What a kernel moves of a tensor: elements that are repeated in memory once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    total = tensor.element_size()
-    for size in sizes:
-        total *= size
-    return total
+    return tensor.element_size() * prod(sizes)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
