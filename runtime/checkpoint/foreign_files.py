@@ -21,8 +21,8 @@ from partita.dsl.diagnostic import refuse, shown
 from partita.runtime.addresses import Address, PathOrUrl, exists, names_in
 from partita.runtime.checkpoint.files import Corrupt, directory
 from partita.runtime.checkpoint.folders import Folder, LocalFolder, RemoteFolder, unreadable
+from partita.runtime.checkpoint.remote_tensors import MAX_HEADER
 from partita.runtime.checkpoint.shards import (
-    MAX_HEADER,
     WIDTHS,
     Entry,
     header,

@@ -33,7 +33,6 @@ from partita.runtime.regions import Region
 # The sizes of dtypes, whose names in the format are ours in capitals. Files for other programs may have f16 as well.
 WIDTHS = {**BYTES, "f16": 2}
 ALIGNMENT = 8  # of the first tensor in the file
-MAX_HEADER = 100_000_000  # bytes that the package accepts
 
 
 @frozen
