@@ -23,6 +23,7 @@ from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.source import Span
+from partita.runtime.data.ids import Ids
 
 FOOTER = struct.Struct("<QQq8s8s")  # ids, documents, the largest id, dtype, magic
 MAGIC = b"partita1"
@@ -34,10 +35,12 @@ Part: TypeAlias = tuple[np.ndarray, bool]
 
 
 @frozen(eq=False)
-class Entry:
-    """Ids of documents, one after the other: document i ends before `ends[i]`. `largest` is the largest id."""
+class Documents:
+    """Ids of documents, one after the other: document i is `ids[ends[i-1] : ends[i]]`. `largest` is the largest id, -1
+    without any.
+    """
 
-    ids: np.ndarray
+    ids: Ids
     ends: np.ndarray
     largest: int
 
@@ -55,7 +58,7 @@ def directory() -> Path:
         raise refuse("E0618", "there is no home directory to keep data in", help=help) from error
 
 
-def entry(key: str, make: Callable[[], Iterable[Part]], dtype: np.dtype, span: Span | None) -> Entry:
+def entry(key: str, make: Callable[[], Iterable[Part]], dtype: np.dtype, span: Span | None) -> Documents:
     """The entry of a key, hexadecimal digits; `make` gives its parts in order, if it is not there yet.
 
     Raises Refused (E0618) if it cannot be kept, and what `make` raises.
@@ -160,7 +163,7 @@ def _write(path: Path, parts: Iterable[Part], dtype: np.dtype) -> None:
         file.write(FOOTER.pack(count, len(ends), largest, dtype.str.encode(), MAGIC))
 
 
-def _opened(path: Path) -> Entry | None:
+def _opened(path: Path) -> Documents | None:
     """A complete entry, mapped; None if there is none."""
     try:
         with path.open("rb") as file:
@@ -179,7 +182,7 @@ def _opened(path: Path) -> Entry | None:
     start += -start % 8
     if size != start + 8 * documents + FOOTER.size:
         return None  # cut off
-    return Entry(_map(path, dtype, 0, count), _map(path, np.dtype("<i8"), start, documents), largest)
+    return Documents(_map(path, dtype, 0, count), _map(path, np.dtype("<i8"), start, documents), largest)
 
 
 def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:

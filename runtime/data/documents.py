@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
+from partita.runtime.data.cache import Documents
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.encoders import Encoder, encoder_of
 from partita.runtime.data.files import matched, readable
-from partita.runtime.data.ids import Ids, joined
+from partita.runtime.data.ids import joined
 from partita.runtime.data.packing import open_packed
 from partita.runtime.data.registry import Use
 from partita.runtime.data.windows import ONE_SEGMENT, SHIFT, check_largest, open_windows, share_held_out
@@ -38,15 +38,6 @@ MAX_AT_ONCE, MAX_CHARACTERS = 4096, 1 << 21
 # The documents of a file, by its path and its name in messages: texts, and whether a document ends with them. Raises
 # Refused and OSError.
 Reader: TypeAlias = Callable[[Path, str], Iterator[tuple[str, bool]]]
-
-
-@frozen(eq=False)
-class Documents:
-    """The ids of documents: document i is `ids[ends[i-1] : ends[i]]`. `largest` is the largest id, -1 without any."""
-
-    ids: Ids
-    ends: np.ndarray
-    largest: int
 
 
 def documents(
@@ -124,7 +115,7 @@ def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | Non
         )
 
 
-def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span: Span | None) -> cache.Entry:
+def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span: Span | None) -> Documents:
     with readable(name, span):
         status = path.stat()
         content = hashed(path, status.st_size)

@@ -39,9 +39,9 @@ class Joined:
 Ids: TypeAlias = np.ndarray | Joined
 
 
-def joined(parts: Sequence[np.ndarray]) -> Ids:
+def joined(parts: Sequence[Ids]) -> Ids:
     """The parts as one sequence; a single one as it is."""
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    return parts[0] if len(parts) == 1 else Joined([array for part in parts for array in parts_of(part)])
 
 
 def parts_of(ids: Ids) -> Iterable[np.ndarray]:
