@@ -23,10 +23,8 @@ class Dump:
 
     def without(self, lines: Sequence[bytes]) -> list[bytes]:
         """Returns the lines that are not part of the dump, and keeps those that are."""
-        if self._lines:
-            first = 0
-        else:
-            first = next((i for i, line in enumerate(lines) if line.startswith(BEGINNINGS)), len(lines))
+        begins = (i for i, line in enumerate(lines) if self._lines or line.startswith(BEGINNINGS))
+        first = next(begins, len(lines))
         for line in lines[first:]:
             if self._bytes < MAX_BYTES:
                 self._lines.append(line)
