@@ -172,6 +172,4 @@ class Shards:
         """A tensor, of which regions can be read."""
         return self._tensors[name]
 
-    def get_tensor(self, name: str) -> torch.Tensor:
-        """All of a tensor."""
-        return self._tensors[name]
+    get_tensor = get_slice

@@ -223,22 +223,16 @@ class _Nowhere(Commit):
 
 @frozen
 class _File:
-    """As `safetensors` opens one; or the slice of one of its tensors."""
+    """As `safetensors` opens one."""
 
     entries: Mapping[str, Entry]
-    name: str = ""
 
-    def get_slice(self, name: str) -> _File:
-        """A tensor, to be sliced."""
-        return _File(self.entries, name)
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        """All of a tensor."""
+    def get_slice(self, name: str) -> torch.Tensor:
+        """A tensor, of which regions can be read."""
         entry = self.entries[name]
         return torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
 
-    def __getitem__(self, region: Sequence[slice]) -> torch.Tensor:
-        return self.get_tensor(self.name)[tuple(region)]
+    get_tensor = get_slice
 
 
 def _dtypes(plan: CompiledRun) -> tuple[torch.dtype, bool, set[torch.dtype], bool]:
