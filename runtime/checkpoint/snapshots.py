@@ -184,7 +184,7 @@ class Snapshots:
         """The manifest of a step that memory has. Raises ConnectionLost and Corrupt."""
         speaks = min(rank for rank, host in enumerate(self.hosts) if host in dict(snapshot.places[0]))
         if self.rank == speaks:
-            _, text = Slot(self.kept.memory.slots[dict(snapshot.places[0])[self.kept.memory.host]]).texts()
+            _, text = self._slot(snapshot, 0).texts()
             post("telling what memory has", self.kept.store.set, f"{KEY}/manifest", text.decode())
         text = post("asking what memory has", self.kept.store.get, f"{KEY}/manifest")
         return evolve(parse(text, "a copy in memory"), step=snapshot.label.step, history=snapshot.label.history)
