@@ -115,6 +115,9 @@ class Observer:
         """These ranks held up the others in the steps up to this one."""
 
 
+NOBODY = Observer()
+
+
 def ignore_diagnostic(diagnostic: Diagnostic) -> None:
     """A `Report` that drops the diagnostic."""
 
@@ -122,7 +125,7 @@ def ignore_diagnostic(diagnostic: Diagnostic) -> None:
 def train(
     rank: Rank,
     dataset: Dataset | None,
-    observer: Observer | None = None,
+    observer: Observer = NOBODY,
     checkpoints: Checkpoints | None = None,
     report: Report = ignore_diagnostic,
     stop_requested: Callable[[], bool] = never,
@@ -140,8 +143,7 @@ def train(
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None:
         rank.training.restore(resumed.step)
-        if observer is not None:
-            observer.resumed(resumed)
+        observer.resumed(resumed)
     if plan.samples is not None:
         yield from rank.scorer(plan.samples).check_causal()
     validation, unvalidated = rank.validation, None
@@ -244,7 +246,7 @@ def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult
     )
 
 
-def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None:
+def _validated(rank: Rank, step: Unvalidated, observer: Observer) -> None:
     """Report a step for which the assumption of its update holds."""
     rank.bad_step_policy.accepts(step.number, rank.training.named_step_metrics())
     rank.validation.passed()
@@ -253,16 +255,14 @@ def _validated(rank: Rank, step: Unvalidated, observer: Observer | None) -> None
     _tell(rank, result, observer)
 
 
-def _tell(rank: Rank, result: StepResult, observer: Observer | None) -> None:
+def _tell(rank: Rank, result: StepResult, observer: Observer) -> None:
     """Tell the observer of a step."""
-    if observer is not None:
-        observer.step(
-            result if rank.bad_step_policy.stops else evolve(result, skipped=rank.bad_step_policy.history.skipped)
-        )
+    policy = rank.bad_step_policy
+    observer.step(result if policy.stops else evolve(result, skipped=policy.history.skipped))
 
 
 def _compare_paces(
-    rank: Rank, pace: StragglerDetector, step: int, observer: Observer | None, report: Report
+    rank: Rank, pace: StragglerDetector, step: int, observer: Observer, report: Report
 ) -> Generator[None, None, None]:
     """Find the ranks that were slow since the last comparison and, after the last step, since the start of the run."""
     sums = yield from pace.told(rank.transport)
@@ -270,7 +270,7 @@ def _compare_paces(
     if rank.rank != 0:
         return
     slow = sums.slow(rank.plan.predicted)
-    if slow and observer is not None:
+    if slow:
         observer.slow(step, slow)
     if step == rank.plan.train.steps:
         first, *others = rank.sums.slow(rank.plan.predicted) or (None,)
@@ -347,7 +347,7 @@ def _due(settings: Train, step: int) -> bool:
 
 
 def evaluate(
-    rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None, report: Report = ignore_diagnostic
+    rank: Rank, dataset: Dataset | None, step: int, observer: Observer, report: Report = ignore_diagnostic
 ) -> Iterator[None]:
     """Loss and metrics of the evaluation batches, which are the same every time.
 
@@ -379,18 +379,16 @@ def evaluate(
             note = f"the first value that is not finite: {begun}"
             report(Diagnostic("W0601", f"the loss of the evaluation after step {step} is {loss_text}", notes=(note,)))
     rank.flight.begin(BETWEEN, step)
-    if observer is not None:
-        observer.evaluation(step, loss, metrics)
+    observer.evaluation(step, loss, metrics)
 
 
-def sample(rank: Rank, samples: Samples | None, step: int, observer: Observer | None) -> Iterator[None]:
+def sample(rank: Rank, samples: Samples | None, step: int, observer: Observer) -> Iterator[None]:
     """Write, if the file asks for it, with the parameters after a step."""
     if samples is None:
         return
     text = yield from samples.of(rank.scorer(samples), step)
     rank.flight.begin(BETWEEN, step)
-    if observer is not None:
-        observer.sample(step, text)
+    observer.sample(step, text)
 
 
 # ---------------------------------------------------------------- all ranks in one process
@@ -589,9 +587,8 @@ class VirtualRun:
         stop_requested: Callable[[], bool] = never,
     ) -> None:
         """Do the whole run, all ranks interleaved. Observers and checkpoints are listed by rank, from 0."""
-        ranks = zip_longest(self.ranks, observers, checkpoints)
-        runs = (
-            train(rank, rank.reads(dataset) if dataset is not None else None, observer, each, report, stop_requested)
-            for rank, observer, each in ranks
-        )
-        self.cluster.run(list(runs))
+        runs = []
+        for rank, observer, each in zip_longest(self.ranks, observers, checkpoints):
+            own = rank.reads(dataset) if dataset is not None else None
+            runs.append(train(rank, own, NOBODY if observer is None else observer, each, report, stop_requested))
+        self.cluster.run(runs)

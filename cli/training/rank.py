@@ -152,7 +152,7 @@ class _Rank:
         from partita.runtime.rank import Rank
         from partita.runtime.rehearsal import leaves_nothing, rehearse
         from partita.runtime.tracing import stopwatch
-        from partita.runtime.training import train
+        from partita.runtime.training import NOBODY, train
         from partita.runtime.transports.transport import run_alone
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
@@ -196,7 +196,7 @@ class _Rank:
             dataset = Prefetcher(rank.reads(planned.data.dataset), plan.train.steps)
             stack.callback(dataset.close)
         try:
-            run_alone(train(rank, dataset, watch, checkpoints, say, termination.stop_requested))
+            run_alone(train(rank, dataset, watch or NOBODY, checkpoints, say, termination.stop_requested))
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             directory.fail(str(wrong))
