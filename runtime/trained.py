@@ -75,7 +75,7 @@ class Trained(Pictured, list[dict[str, Any]]):
         requested = names_of(names)
         if requested not in self._predictors:
             self._predictors[requested] = Predictor(self._given, requested, self._allow_python)
-            self._predictors[requested].set_parameters(self.parameters)
+            self._predictors[requested].outputs.set_parameters(self.parameters)
         return self._predictors[requested](inputs)
 
 

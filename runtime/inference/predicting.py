@@ -13,7 +13,7 @@ from partita.dsl.types import Type
 from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.dataset import Dataset, Input
 from partita.runtime.inference.ranks import LocalRanks
-from partita.runtime.outputs import Outputs, Tensors, check_shape, require_tensor
+from partita.runtime.outputs import Outputs, check_shape, require_tensor
 
 
 class Predictor:
@@ -42,15 +42,6 @@ class Predictor:
                 help="name others: `--outputs`; or `partita.outputs`, for one batch",
             )
         self.batch = batch
-
-    @property
-    def parameters(self) -> dict[str, Type]:
-        """The types of the parameters and buffers that are needed, by full name."""
-        return self.outputs.parameters
-
-    def set_parameters(self, parameters: Tensors) -> None:
-        """Take parameters by full name. Raises ValueError if one is missing or has another shape."""
-        self.outputs.set_parameters(parameters)
 
     @property
     def inputs(self) -> tuple[Input, ...]:
