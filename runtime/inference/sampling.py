@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
-from torch import Tensor
 
 from partita.compiler.passes.decode import STATE
 from partita.compiler.program import Program
@@ -46,10 +45,6 @@ class Writer:
     def model(self) -> LanguageModel:
         """The model."""
         return self.scoring.model
-
-    def logits(self, ids: Sequence[int]) -> Tensor | None:
-        """The logits after `ids`, if the first rank that is here has them."""
-        return self.ranks.run(lambda rank: self.scorers[rank.rank].logits(ids))
 
     def check_causal(self) -> None:
         """Refuse (E1001) a model that sees what follows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from random import Random
 
 import pytest
@@ -17,14 +16,14 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
 from partita.runtime import outputs
 from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.ranks import ForwardRank, LocalRanks
+from partita.runtime.inference.ranks import LocalRanks
 from partita.runtime.inference.sampling import Writer, writer_of
 from partita.runtime.outputs import Outputs
 from partita.runtime.regions import in_slabs, whole_region
 from partita.runtime.transports.virtual import VirtualCluster
 from tests.files import checked
 from tests.marks import soak
-from tests.runtime.inference.models import ZOO, drawn
+from tests.runtime.inference.models import ZOO, drawn, logits_of
 from tests.zoo.layouts import MISFITS, WHOLE_BATCH, draw
 
 GREEDY = Choice(temperature=0)
@@ -82,20 +81,6 @@ def in_layout(given: Spec, kept: bool = True, seed: int = 0) -> Writer:
     return writer_of(given, here=LocalRanks(range(ranks), VirtualCluster(ranks, True, seed)), cached=kept)
 
 
-def logits_of(writer: Writer, ids: list[int]) -> torch.Tensor:
-    """The logits after ids, which one rank has."""
-    found: dict[int, torch.Tensor] = {}
-
-    def part(rank: ForwardRank) -> Generator[None, None, None]:
-        logits = yield from writer.scorers[rank.rank].logits(ids)
-        if logits is not None:
-            found[rank.rank] = logits
-
-    writer.ranks.run(part)
-    (logits,) = found.values()
-    return logits
-
-
 def same(given: Spec, kept: bool = True, lengths: tuple[int, ...] = (5, 6, 3), seed: int = 0) -> Writer:
     """Check that a file writes in its layout what it writes on one device; returns what writes there."""
     one, several = writer_of(given, cached=kept), in_layout(given, kept, seed)
@@ -104,8 +89,7 @@ def same(given: Spec, kept: bool = True, lengths: tuple[int, ...] = (5, 6, 3), s
     several.ranks.set_parameters(weights)
     ids = torch.randint(0, one.model.vocab.size, (one.model.window,), generator=torch.Generator().manual_seed(seed))
     for length in lengths:
-        expected = one.logits(ids[:length].tolist())
-        assert expected is not None
+        expected = logits_of(one, ids[:length].tolist())
         found = logits_of(several, ids[:length].tolist())
         assert float((found - expected).abs().max()) < TOLERANCE * float(expected.abs().max())
     prompt = ids[:3].tolist()
