@@ -18,10 +18,8 @@ from attrs import frozen
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.files import read, single
+from partita.runtime.data.files import listed, read, single
 from partita.runtime.data.packages import package
-
-MAX_TOKENS = 12  # shown
 
 
 @frozen
@@ -117,13 +115,11 @@ def _end(tokenizer: Any, end: str | None, name: str, span: Span | None) -> int |
     token_id: int | None = tokenizer.token_to_id(end)
     if token_id is None:
         special = [each.content for each in tokenizer.get_added_tokens_decoder().values()]
-        more = ", …" if len(special) > MAX_TOKENS else ""
-        has = ", ".join(f"`{shown(each)}`" for each in special[:MAX_TOKENS])
         raise refuse(
             "E0619",
             f"`{name}` has no token `{shown(end)}`",
             span,
-            notes=[f"its special tokens: {has}{more}"] if special else (),
+            notes=[f"its special tokens: {listed(special)}"] if special else (),
             help="`end` is one token of the vocabulary",
         )
     return token_id

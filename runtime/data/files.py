@@ -4,7 +4,7 @@ on the command line, which may be anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path, PurePosixPath
@@ -18,6 +18,8 @@ from partita.dsl.syntax.source import Span
 # Of sources of documents and text.
 TOKENIZER, END = Setting("tokenizer", Text(), None), Setting("end", Text(), None)
 PACK = Setting("pack", Flag(), False)
+
+MAX_NAMES = 12  # shown
 
 # Lists the files that a call reads: by the name by which they are compared with others, and where they are.
 Files: TypeAlias = Callable[[Call, Path], list[tuple[str, Path]]]
@@ -112,6 +114,12 @@ def single(name: str | Path, root: Path, span: Span | None) -> Path:
             help="name one of them",
         )
     return files[0][1]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, for messages: `a`, `b`, …; or that there are none."""
+    more = ", …" if len(names) > MAX_NAMES else ""
+    return ", ".join(f"`{shown(each)}`" for each in names[:MAX_NAMES]) + more if names else "none"
 
 
 def read(path: Path, span: Span | None) -> bytes:

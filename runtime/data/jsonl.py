@@ -17,11 +17,10 @@ from typing import IO, Any
 from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
+from partita.runtime.data.files import END, PACK, TOKENIZER, listed, matched, with_tokenizer
 from partita.runtime.data.registry import Source, opened_by, register
 
 LONGEST = 1 << 28  # bytes of a line
-MAX_FIELDS = 12  # shown
 OPENERS: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b\x08": gzip.open,
     b"BZh": bz2.open,
@@ -86,11 +85,9 @@ def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
 
 
 def _without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:
-    has = ", ".join(f"`{shown(each)}`" for each in list(record)[:MAX_FIELDS]) or "none"
-    more = ", …" if len(record) > MAX_FIELDS else ""
     strings = [name for name, each in record.items() if isinstance(each, str)]
     help = f'`field = "{shown(strings[0])}"`' if len(strings) == 1 else "`field` names the one that has the text"
-    notes = [f"its fields: {has}{more}"]
+    notes = [f"its fields: {listed(list(record))}"]
     return refuse("E0616", f"{where} has no field `{shown(field)}`", span, notes=notes, help=help)
 
 

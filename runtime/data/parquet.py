@@ -9,12 +9,11 @@ from typing import Any
 from partita.dsl.config.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
+from partita.runtime.data.files import END, PACK, TOKENIZER, listed, matched, with_tokenizer
 from partita.runtime.data.packages import package
 from partita.runtime.data.registry import Source, opened_by, register
 
 ROWS = 1024  # that are read at once
-MAX_COLUMNS = 12  # shown
 
 
 def texts(path: Path, name: str, column: str, span: Span | None) -> Iterator[str]:
@@ -44,14 +43,12 @@ def _kind(schema: Any, column: str, name: str, arrow: Any, span: Span | None) ->
     """The type of text that a column is read as. Raises Refused (E0616)."""
     kinds = arrow.types
     if column not in schema.names:
-        has = ", ".join(f"`{shown(each)}`" for each in schema.names[:MAX_COLUMNS]) or "none"
-        more = ", …" if len(schema.names) > MAX_COLUMNS else ""
         strings = [each.name for each in schema if kinds.is_string(each.type) or kinds.is_large_string(each.type)]
         raise refuse(
             "E0616",
             f"`{name}` has no column `{shown(column)}`",
             span,
-            notes=[f"its columns: {has}{more}"],
+            notes=[f"its columns: {listed(schema.names)}"],
             help=f'`column = "{shown(strings[0])}"`' if len(strings) == 1 else "`column` names the one with the text",
         )
     column_type = schema.field(column).type
