@@ -131,7 +131,7 @@ def test_no_modules_import_each_other():
 
 # What takes long to import, or that not every installation has. Nothing else is imported within functions.
 HEAVY = {"torch", "numpy", "safetensors", "transformers", "rich", "matplotlib", "pygls", "argcomplete"}
-# And these, which no ordinary run needs: suggestions for misspelt names, the versions in a checkpoint's manifest, and the
+# And these, which no ordinary run needs: suggestions for misspelt names, the versions in a manifest, and the
 # compiler, which `check` needs for gradients in a model alone and which takes twice as long to import as `check`.
 RARE = {"difflib", "importlib.metadata", "partita.compiler.pipeline"}
 # `import partita`, and commands that need no runtime, import nothing before it is used.
