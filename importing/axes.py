@@ -66,20 +66,16 @@ class Axes:
             for axes, size, other in zip(self.of(value), value.shape, value.twin or value.shape, strict=True):
                 if len(axes) != 1 or size == other or axes[0] in free or axes[0] in self.formulas:
                     continue
-                formulas = [
+                formulas = [name for name, sizes in free.items() if sizes == (size, other)]
+                formulas += [  # no two inputs grow by the same ratio
+                    f"{size // own} * {name}" if size > own else f"{name} / {own // size}"
+                    for name, (own, longer) in free.items()
+                    if max(own, size) % min(own, size) == 0 and size * longer == other * own
+                ]
+                formulas += [
                     f"{name} {'+' if size > own else '-'} {abs(size - own)}"
                     for name, (own, longer) in free.items()
                     if other - size == longer - own
-                ]
-                formulas += [
-                    f"{size // own} * {name}"
-                    for name, (own, longer) in free.items()
-                    if size % own == 0 and other * own == size * longer
-                ]
-                formulas += [
-                    f"{name} / {own // size}"
-                    for name, (own, longer) in free.items()
-                    if own % size == 0 and size * longer == other * own
                 ]
                 if formulas:
                     self.formulas[axes[0]] = formulas[0]

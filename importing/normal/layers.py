@@ -211,6 +211,16 @@ def _diagonal(value: Value, a: Arguments) -> Value:
     return permuted(value, summed, [*(i for i in range(summed.rank) if i != moved), moved])
 
 
+@aten("diagonal_scatter.default")
+def _diagonal_scatter(value: Value, a: Arguments) -> Value:
+    """A square matrix with other elements on its main diagonal: where a view of that is changed."""
+    x, new = a["self"], a["src"]
+    if a["offset"] or x.rank != 2 or x.shape[0] != x.shape[1]:
+        raise value.refuse("a diagonal that is not the main one of a square matrix")
+    eye = value.make_constant(torch.eye(x.shape[0], dtype=torch.bool))
+    return pointwise(value, "where", eye, viewed(new, new, (new.shape[0], 1)), x)
+
+
 def _positions(index: Value | None, rank: int, size: int) -> int | None:
     """The dimension of the result along which an index counts all positions of a dimension."""
     if index is None or index.constant is None:
@@ -267,6 +277,40 @@ def _scatter(value: Value, a: Arguments) -> Value:
         there = of_each("sum" if added else "max", hot)
         return _plus(value, x, there if fill == 1 else pointwise(value, "multiply", there, fill))
     return _written(value, of_each("max", hot), fill, x)
+
+
+@aten("scatter_reduce.two")
+def _scatter_reduce(value: Value, a: Arguments) -> Value:
+    """The sum, the mean or the extreme of what ids bring together along a dimension, perhaps with what was there."""
+    x, source, dim, how, with_self = a["self"], a["src"], a.dim(), a["reduce"], bool(a["include_self"])
+    for i, size in enumerate(a["index"].shape):
+        source = sliced(value, source, i, 0, size)
+    ids = _along_one(a["index"], dim)
+    whole = all(size == value.shape[i] for i, size in enumerate(source.shape) if i != dim)
+    if ids is None or not whole or how == "prod" or not value.is_float:
+        raise value.refuse("`scatter_reduce` by ids that differ along others, or a product")
+    if how == "amin":
+        source, x = (pointwise(each, "negate", each) for each in (source, x))
+
+    def by_ids(function: str, each: Value) -> Value:
+        shape = tuple(value.shape[dim] if i == dim else size for i, size in enumerate(each.shape))
+        return value.make("sum_by", shape, x=each, ids=ids, dim=dim, function=function)
+
+    ones = value.make_constant(torch.ones([size if i == dim else 1 for i, size in enumerate(source.shape)]))
+    count = by_ids("sum_by", ones)
+    there = count.make("pointwise", count.shape, torch.bool, function="greater", xs=[count, 0])
+    if how in ("sum", "mean"):
+        made = by_ids("sum_by", source)
+        made = pointwise(value, "add", x, made) if with_self else made
+        if how == "mean":
+            over = pointwise(count, "add", count, 1) if with_self else pointwise(count, "maximum", count, 1)
+            made = pointwise(value, "divide", made, over)
+        return made if with_self else pointwise(value, "where", there, made, x)
+    made = by_ids("max_by", source)
+    if with_self and number(x) != float("-inf"):
+        made = pointwise(value, "maximum", made, x)
+    made = pointwise(value, "where", there, made, x)
+    return pointwise(value, "negate", made) if how == "amin" else made
 
 
 def _written(value: Value, there: Value, new: Value | float, x: Value) -> Value:
@@ -326,6 +370,16 @@ def _one_hot(value: Value, a: Arguments) -> Value:
     return value.make("one_hot", ids=a["self"])
 
 
+def _repeated(x: Value, count: int) -> Value:
+    """Each head several times, one behind the other."""
+    if count == 1:
+        return x
+    *batch, heads, rows, columns = x.shape
+    inserted = viewed(x, x, (*batch, heads, 1, rows, columns))
+    wide = expanded(x, inserted, (*batch, heads, count, rows, columns))
+    return viewed(x, wide, (*batch, heads * count, rows, columns))
+
+
 @aten("scaled_dot_product_attention.default")
 def _attention(value: Value, a: Arguments) -> Value:
     q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
@@ -340,8 +394,9 @@ def _attention(value: Value, a: Arguments) -> Value:
         "sink": None,
         "scale": None if scale is None or abs(scale - usual) < 1e-9 else float(scale),
         "dropout": float(a["dropout_p"]),
-        "grouped": bool(a["enable_gqa"]),
     }
+    if a["enable_gqa"]:
+        k, v = (_repeated(each, q.shape[-3] // each.shape[-3]) for each in (k, v))
     return value.make("attend", q=q, k=k, v=v, **options)
 
 

@@ -195,9 +195,7 @@ def _power(value: Value, a: Arguments) -> Value:
         return pointwise(value, "multiply", x, x)
     if exponent == 1:
         return expanded(value, x, value.shape)
-    if exponent is None:
-        raise value.refuse("a power whose exponent is a tensor")
-    return pointwise(value, "power", x, exponent)
+    return pointwise(value, "power", x, p if exponent is None else exponent)
 
 
 @aten("square.default")

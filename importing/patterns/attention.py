@@ -115,7 +115,6 @@ def written_out(value: Value) -> Value | None:
         "sink": sink,
         "scale": None if abs(scale - usual) < 1e-6 * usual else scale,
         "dropout": rate,
-        "grouped": False,
     }
     made = value.make("attend", (*shape[:-1], v.shape[-1]), q=q, k=k, v=v, **options)
     order = [*batch, query, "*"]

@@ -140,4 +140,6 @@ def _say_sum_by(write: Writer, value: Value) -> Said:
     new = write.merged_name(names)
     axes = tuple(new if name == old else name for name in x.axes)
     dims = tuple((new,) if i == dim else own for i, own in enumerate(x.dims))
-    return write.split(Said(call("sum_by", x.text, ids.text, f"{old} -> {new}"), dims, axes), dim, names)
+    return write.split(
+        Said(call(value.args.get("function", "sum_by"), x.text, ids.text, f"{old} -> {new}"), dims, axes), dim, names
+    )

@@ -242,7 +242,7 @@ class Program:
 
     def _call(self, scope: Scope, body: Body) -> None:
         calls = self._sharing(scope)
-        inputs, outputs = self.tree.inputs_of(scope, calls), self.tree.outputs_of(scope)
+        inputs, outputs = self.tree.inputs_of(scope, self.tree.same(scope)), self.tree.outputs_of(scope)
         inner = Body("block", [scope], body)
         outer = Writer(self.file, body)
         heads, given = [], []
@@ -285,11 +285,12 @@ class Program:
 
     def _sharing(self, scope: Scope) -> list[Scope]:
         """All calls of a module that is called several times in one body."""
-        calls = self.tree.same(scope)
-        owners = {
-            next((s for s in each.around() if s is not each and self._is_own(s)), self.tree.root) for each in calls
-        }
-        return calls if len(calls) > 1 and len(owners) == 1 else []
+        calls = [each for each in self.tree.same(scope) if self._owner(each) is self._owner(scope)]
+        return calls if len(calls) > 1 else []
+
+    def _owner(self, scope: Scope) -> Scope:
+        """The call in whose body a call is."""
+        return next((each for each in scope.around() if each is not scope and self._is_own(each)), self.tree.root)
 
     def _is_own(self, scope: Scope) -> bool:
         """Whether a call has a body of its own."""
@@ -360,7 +361,9 @@ class Program:
 
     def _handed_on(self, run: list[Scope]) -> list[tuple[list[Value], list[Value]]] | None:
         """Of each layer what it reads of the layer before, and what it makes of it; None if these do not match."""
-        inputs = [self.tree.inputs_of(scope) for scope in run]
+        # Of a module that is called several times, other calls have the same layers.
+        others = [[each for each in self.tree.same(s) if self._owner(each) is not self._owner(s)] for s in run]
+        inputs = [self.tree.inputs_of(scope, own) for scope, own in zip(run, others, strict=True)]
         outputs = [self.tree.outputs_of(scope) for scope in run]
         inside = {value for scope in run for value in scope.values}
         between = {value for each in outputs[:-1] for value in each}
