@@ -250,6 +250,7 @@ class Captured:
     names: list[str] = Factory(list)  # of the outputs
     depths: list[int] = Factory(list)  # in how many lists and dictionaries these are
     updates: dict[str, Value] = Factory(dict)  # of buffers, by their names
+    changes: list[Value] = Factory(list)  # those of them that no operation of the language implies, as an `update`
     loss_alone: bool = False  # whether no output is shown beside it
     lengths_fixed: bool = False  # whether numbers follow other sizes than that of the batch, by no formula
 
@@ -271,14 +272,35 @@ class Captured:
         return [self.loss] if self.loss_alone else tensors or [self.loss]
 
     @property
-    def written(self) -> list[Value]:
+    def returned(self) -> list[Value]:
         """What the file computes of what the module returns: the loss, and what is shown."""
         return [self.outputs[i] for i in self._written]
 
+    @property
+    def written(self) -> list[Value]:
+        """All that the file computes."""
+        return self.returned + self.changes
+
     def rewrite(self, values: Sequence[Value]) -> None:
         """Put these in the place of what is written."""
-        for i, value in zip(self._written, values, strict=True):
+        for i, value in zip(self._written, values, strict=False):
             self.outputs[i] = value
+        self.changes = list(values[len(self._written) :])
+
+    def change(self, buffer: Value, new: Value) -> None:
+        """Let a call of the module in training change a buffer, and read what it makes of it from then on; in
+        evaluation it reads the buffer. Nothing is said of a number that only counts calls.
+        """
+        everything = order([*self.outputs, new])
+        made = set(order([new]))
+        readers = [each for each in users(everything).get(new, []) if each not in made]
+        if not new.is_float and not readers:
+            return
+        if readers:
+            read = new.make("pointwise", function="where", xs=[new.make("training", (), torch.bool), new, buffer])
+            for each in readers:
+                each.args = _replaced(each.args, {new: read})
+        self.changes.append(new.make("update", buffer=buffer, x=new))
 
     @property
     def _written(self) -> list[int]:

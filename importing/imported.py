@@ -20,7 +20,7 @@ from partita.importing.normal.views import expanded
 from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
-from partita.importing.sizes import sized
+from partita.importing.sizes import of_sizes, sized
 from partita.importing.writing.file import TABLES
 from partita.importing.writing.names import snake
 from partita.importing.writing.program import CallsDiffer, Program
@@ -128,11 +128,22 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
 
 
 def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:
-    """Say of each value the shape that it has where inputs are larger, if both are made of the same operations."""
+    """Say of each value the shape that it has where inputs are larger, if both are made of the same operations, and of
+    each slice where it begins there.
+    """
     ours, theirs = order(outputs), order(understood(others, scaled))
     if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
         for value, twin in zip(ours, theirs, strict=True):
             value.twin = twin.shape
+        pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0].op == "input"]
+        before, after = (
+            {(one.args["name"], dim): (one, two)[i].shape[dim] for one, two in pairs for dim in range(one.rank)}
+            for i in range(2)
+        )
+        grown = {dim: size for dim, size in before.items() if after[dim] != size}
+        for value, twin in zip(ours, theirs, strict=True):
+            if value.op == "slice" and not value.args["back"] and value.args["start"] != twin.args["start"]:
+                value.args["follows"] = of_sizes(value.args["start"], twin.args["start"], grown, after)
 
 
 class Once:

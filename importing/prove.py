@@ -113,15 +113,16 @@ def prove(
 def restored(module: nn.Module) -> Iterator[None]:
     """A module is as before at the end. It is not copied: a function that it keeps may be bound to it."""
     tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
-    modes = [(part, part.training) for part in module.modules()]
+    parts = [(part, part.training, dict(part._buffers)) for part in module.modules()]
     try:
         yield
     finally:
         with torch.no_grad():
             for each, before in tensors:
                 each.copy_(before)
-        for part, training in modes:
+        for part, training, buffers in parts:
             part.training = training
+            part._buffers.update(buffers)  # `forward` may have assigned others
 
 
 # ------------------------------------------------------------ sizes and numbers
@@ -139,15 +140,18 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
     }
     found: dict[str, list[tuple[str, int]]] = {}
     fixed: set[str] = set(held) | set(program.file.axes.formulas) | program.file.axes.fixed
+    grown: set[str] = set()  # where the module was captured at larger sizes
     for value in imported.graph.inputs:
         if value not in program.solver.dims:
             continue
         for dim, names in enumerate(program.file.axes.of(value)):
             if len(names) == 1:
                 found.setdefault(names[0], []).append((value.args["name"], dim))
+                grown.update(names if value.twin is not None and value.twin[dim] != value.shape[dim] else ())
             fixed.update(names if len(names) > 1 else ())
     if imported.graph.lengths_fixed:
-        fixed.update(name for name, places in found.items() if any(dim for _, dim in places))
+        lengths = {name for name, places in found.items() if any(dim for _, dim in places)}
+        fixed.update(set(found) - grown if grown else lengths)
     return {name: places for name, places in found.items() if name not in fixed}
 
 

@@ -84,4 +84,4 @@ def number_text(x: float) -> str:
     if isinstance(x, int):
         return f"{x:_}" if abs(x) >= 10_000 else str(x)
     short = f"{x:.9g}"
-    return short if float(short) == x else repr(x)
+    return short if abs(float(short) - x) <= 4e-16 * abs(x) else repr(x)  # 1 - 0.9 is 0.1

@@ -111,8 +111,8 @@ def _compare(
     understood = all(value.op in names for value in ours)  # what is not is refused for that
     numbers: list[tuple[Value, str, float | list[float]]] = []
 
-    def of_sizes(value: Value, given: float, other: Any) -> float:
-        found = _of_sizes(given, other, before, after)
+    def formula(value: Value, given: float, other: Any) -> float:
+        found = of_sizes(given, other, before, after)
         if found is None and understood:
             raise value.refuse(f"the number {given} depends on sizes")
         return given if found is None else found
@@ -121,9 +121,9 @@ def _compare(
         for name, given in value.args.items():
             if name == "shifts":
                 each = zip(given, twin.args[name], strict=True)
-                numbers.append((value, name, [of_sizes(value, own, other) for own, other in each]))
+                numbers.append((value, name, [formula(value, own, other) for own, other in each]))
             elif name not in PLACES and isinstance(given, int | float) and not isinstance(given, bool):
-                numbers.append((value, name, of_sizes(value, given, twin.args[name])))
+                numbers.append((value, name, formula(value, given, twin.args[name])))
     for value, twin in zip(ours, theirs, strict=True):
         value.twin = twin.shape
     for value, name, number in numbers:
@@ -158,6 +158,11 @@ def _ways(
         yield groups, False
     if batch:
         yield [batch], True
+    same: dict[int, list[Dim]] = {}  # a batch that comes behind another dimension
+    for name, each in inputs.items():
+        for dim, size in enumerate(each.shape):
+            same.setdefault(size, []).append((name, dim))
+    yield from (([dims], False) for dims in same.values() if [name for name, _ in dims] == [*inputs])
 
 
 def _operations(graph: Captured) -> list[Value]:
@@ -173,7 +178,7 @@ def _longer(tensor: Tensor, name: str, free: Sequence[Sequence[Dim]], more: Sequ
     return tensor
 
 
-def _of_sizes(number: float, other: Any, before: Mapping[Dim, int], after: Mapping[Dim, int]) -> float | None:
+def of_sizes(number: float, other: Any, before: Mapping[Dim, int], after: Mapping[Dim, int]) -> float | None:
     """The number, as what it is of sizes; itself if it does not depend on them."""
     if number == other or number != number:
         return number

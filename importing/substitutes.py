@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any, cast
 
 import torch
@@ -43,6 +44,7 @@ def _substituted(module: nn.Module) -> Iterator[None]:
         stack.enter_context(_replaced(F, "embedding_bag", _embedding_bag))
         stack.enter_context(_replaced(F, "ctc_loss", _ctc_loss))
         stack.enter_context(_with_buffers_once(module))
+        stack.enter_context(_with_buffers_in_place(module))
         yield
 
 
@@ -76,6 +78,31 @@ def _with_buffers_once(module: nn.Module) -> Iterator[None]:
             holder._modules.update(modules)
             for name in modules:
                 holder.__dict__.pop(name, None)
+
+
+@contextmanager
+def _with_buffers_in_place(module: nn.Module) -> Iterator[None]:
+    """A tensor that `forward` assigns to a buffer is written into it at the end: a graph forgets what is assigned."""
+    forward, own = module.forward, module.__dict__.get("forward")
+
+    @wraps(forward)
+    def written(*args: Any, **kwargs: Any) -> Any:
+        before = {part: dict(part._buffers) for part in module.modules()}
+        result = forward(*args, **kwargs)
+        for part, buffers in before.items():
+            for name, buffer in buffers.items():
+                new = part._buffers.get(name)
+                if isinstance(buffer, Tensor) and isinstance(new, Tensor) and new is not buffer:
+                    part._buffers[name] = buffer.copy_(new)
+        return result
+
+    module.__dict__["forward"] = written
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.__dict__["forward"] = own
 
 
 @contextmanager

@@ -118,6 +118,24 @@ STATISTICS = (
 )
 
 
+@factors("training")
+def _training(solver: Solver, value: Value) -> list[Dim]:
+    return []
+
+
+@says("training")
+def _say_training(write: Writer, value: Value) -> Said:
+    return Said("training()", (), (), dtype="bool")
+
+
+@factors("update")
+def _update(solver: Solver, value: Value) -> list[Dim]:
+    dims = solver.dims[value.args["buffer"]]
+    for own, new in zip(dims, solver.dims[value.args["x"]], strict=True):
+        solver.unify(own, new, value)
+    return dims
+
+
 @factors("embedding")
 def _embedding(solver: Solver, value: Value) -> list[Dim]:
     return [*solver.dims[value.args["ids"]], *solver.dims[value.args["table"]][1:]]

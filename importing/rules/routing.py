@@ -64,7 +64,8 @@ def _one_hot(solver: Solver, value: Value) -> list[Dim]:
 
 @says("one_hot")
 def _say_one_hot(write: Writer, value: Value) -> Said:
-    ids, names = write(value.args["ids"]), write.names_of(value)[-1]
+    ids = write(value.args["ids"])
+    names = write.apart(write.names_of(value)[-1], {name for own in ids.dims for name in own})
     axis = write.merged_name(names)
     made = Said(call("one_hot", ids.text, axis), (*ids.dims, (axis,)), (*ids.axes, axis))
     return write.split(made, value.rank - 1, names)

@@ -113,22 +113,22 @@ def _say_slice(write: Writer, value: Value) -> Said:
     if old not in x.axes:  # repeated along the dimension: so is every part of it
         return evolve(x, dims=tuple(write.names_of(value)[i] if i == dim else each for i, each in enumerate(x.dims)))
     if size == 1:
-        taken = call("gather", x.text, _place(value, old), along=old)
+        taken = call("gather", x.text, _place(write, value, old), along=old)
         axes = tuple(name for name in x.axes if name != old)
         return Said(taken, tuple(() if i == dim else each for i, each in enumerate(x.dims)), axes, dtype=x.dtype)
     others = {name for i, own in enumerate(x.dims) if i != dim for name in own}
     names = write.apart(write.names_of(value)[dim], others)
     new = write.merged_name(names)
-    text = call("slice", x.text, f"{old} -> {new}", start=_place(value, old) if start else None)
+    text = call("slice", x.text, f"{old} -> {new}", start=_place(write, value, old) if start else None)
     axes = tuple(new if name == old else name for name in x.axes)
     made = Said(text, tuple((new,) if i == dim else each for i, each in enumerate(x.dims)), axes, dtype=x.dtype)
     return write.split(made, dim, names)
 
 
-def _place(value: Value, axis: str) -> str:
+def _place(write: Writer, value: Value, axis: str) -> str:
     """Where a slice begins; from the end, if the module counts from there."""
-    back = value.args["back"]
-    return f"size({axis}) - {-back}" if back else str(value.args["start"])
+    back, follows = value.args["back"], value.args.get("follows")
+    return f"size({axis}) - {-back}" if back else write(follows or value.args["start"]).text
 
 
 @factors("select")
@@ -172,6 +172,12 @@ def _say_concat(write: Writer, value: Value) -> Said:
     wide, pieces = [], []
     whole = write.dtype_of(value) == "i64"
     said = [write(x) for x in xs]
+    wanted = [next((x.dims[i] for x in said if x.dims[i] and i != dim), ()) for i in range(value.rank)]
+    taken = {name for names in wanted for name in names}
+    for k, x in enumerate(said):
+        renamed = [wanted[i] if names and i != dim else names for i, names in enumerate(x.dims)]
+        renamed[dim] = write.apart(renamed[dim], taken)
+        said[k] = write.parameter_as(xs[k], x, renamed)
     others = [name for x in said for i, names in enumerate(x.dims) if i != dim for name in names if name in x.axes]
     for own, piece in zip(said, write.pieces_of(value), strict=True):
         one = own
@@ -189,7 +195,7 @@ def _say_concat(write: Writer, value: Value) -> Said:
         parts = [each.text for each in wide]
     names = write.apart(write.names_of(value)[dim], others)
     new = write.merged_name(names)
-    dims = tuple((new,) if i == dim else next((x.dims[i] for x in said if x.dims[i]), ()) for i in range(value.rank))
+    dims = tuple((new,) if i == dim else names for i, names in enumerate(wanted))
     axes = tuple(dict.fromkeys([*others, new]))
     order = [name for each in dims for name in each if name in axes]
     made = Said(

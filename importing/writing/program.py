@@ -46,9 +46,11 @@ class Program:
         inlined: Collection[str] = (),
     ) -> None:
         self.graph, self.solver, self.inlined = graph, solver, inlined
-        self.tree = Tree(solver.values, solver.users, graph.written)
+        self.tree = Tree(solver.values, solver.users, graph.returned)
         self.file = File(solver, self.tree, state, wanted)
         self.called = self.file.called
+        for each in graph.changes:
+            self.called[each.args["x"]] = f"new_{each.args['buffer'].args['names'][0].rpartition('.')[2]}"
         outer = {
             value.place.calls[depth].kind
             for value in self.tree.values
@@ -126,7 +128,9 @@ class Program:
             item = items[at]
             at += 1
             if isinstance(item, Value):
-                if item.op == "top":
+                if item.op == "update":
+                    body.lines.append(Writer(self.file, body).update(item))
+                elif item.op == "top":
                     self._bind_top(item, body)
                 elif item in self.kept:
                     self._bind(item, body)
@@ -293,8 +297,10 @@ class Program:
         return next((each for each in scope.around() if each is not scope and self._is_own(each)), self.tree.root)
 
     def _is_own(self, scope: Scope) -> bool:
-        """Whether a call has a body of its own."""
-        return self._is_block(scope) or (scope.number is not None and not scope.is_torch)
+        """Whether a call has a body of its own: a block's, or that of a repeat of modules of its class."""
+        beside = scope.parent.children if scope.parent is not None else ()
+        repeated = any(each.call.kind == scope.call.kind and each.path != scope.path for each in beside)
+        return self._is_block(scope) or (scope.number is not None and not scope.is_torch and repeated)
 
     def _memory_order(self, said: Said) -> Names:
         ordered = [name for dim in said.dims for name in dim if name in said.axes]
@@ -399,12 +405,12 @@ class Program:
     def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """The text that each layer would be, as the body of a repeat; without any effect."""
         blocks, constants = dict(self.file.blocks), dict(self.file.constants)
-        shared = [(each, dict(each.shared), dict(each.calls)) for each in body.around()]
+        around = [(each, dict(each.shared), dict(each.calls), dict(each.parameters)) for each in body.around()]
         names = self._carried(run, handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
         self.file.blocks, self.file.constants = blocks, constants
-        for each, own, calls in shared:
-            each.shared, each.calls = own, calls
+        for each, shared, calls, parameters in around:
+            each.shared, each.calls, each.parameters = shared, calls, parameters
         return texts
 
     def _carried(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
@@ -659,10 +665,16 @@ class Program:
     def _frozen(self) -> list[str]:
         entries = self._entries()
         every = {name for name, _, _ in entries}
+        trained, waiting = set[Value](), [self.graph.outputs[self.graph.loss]]
+        while waiting:
+            value = waiting.pop()
+            if value not in trained and value.op != "stop_gradient":
+                trained.add(value)
+                waiting += value.inputs
         frozen = dict.fromkeys(
             _short(name, every)
             for name, _, each in entries
-            if each.keyword == "param" and not each.value.source.args["trained"]
+            if each.keyword == "param" and not (each.value.source.args["trained"] and each.value in trained)
         )
         if not frozen:
             return []

@@ -366,6 +366,17 @@ class Writer:
                 return call(shared[0], *given, *shared[1:])
         return call(self.file.block(name, head, inner, self.body), *given)
 
+    def update(self, value: Value) -> str:
+        """The statement that changes a buffer."""
+        x = value.args["x"]
+        buffer, new = self(value.args["buffer"]), self(x.args["x"] if x.op == "stop_gradient" else x)
+        if value.args["buffer"] not in self.body.parameters:
+            raise value.refuse("a buffer that is changed elsewhere than where it is read")
+        new = new.renamed(buffer.dims)
+        return (
+            f"update {buffer.text} = {self.expanded(new, [each for each in buffer.axes if each not in new.axes]).text}"
+        )
+
     def initial(self, value: Value) -> str:
         """How a parameter begins."""
         return self.file.initial(value)
