@@ -128,8 +128,8 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
 
 
 def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:
-    """Say of each value the shape that it has where inputs are larger, if both are made of the same operations, and of
-    each slice where it begins there.
+    """Say of each value the shape that it has where inputs are larger, if both are made of the same operations, and
+    where slices and progressions begin, if that follows sizes.
     """
     ours, theirs = order(outputs), order(understood(others, scaled))
     if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
@@ -142,8 +142,19 @@ def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tupl
         )
         grown = {dim: size for dim, size in before.items() if after[dim] != size}
         for value, twin in zip(ours, theirs, strict=True):
-            if value.op == "slice" and not value.args["back"] and value.args["start"] != twin.args["start"]:
-                value.args["follows"] = of_sizes(value.args["start"], twin.args["start"], grown, after)
+            one, two = _begins(value), _begins(twin)
+            if one is not None and two is not None and one != two:
+                value.args["follows"] = of_sizes(one, two, grown, after)
+
+
+def _begins(value: Value) -> int | None:
+    """Where a slice begins, if it is not counted from the end, or whole numbers that follow each other."""
+    if value.op == "slice" and not value.args["back"]:
+        return int(value.args["start"])
+    if value.op != "constant" or value.constant is None or value.constant.dtype != torch.int64:
+        return None
+    elements = value.constant.flatten()
+    return int(elements[0]) if len(elements) > 1 and bool((elements.diff() == 1).all()) else None
 
 
 class Once:

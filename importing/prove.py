@@ -435,6 +435,7 @@ def _compared(
             if each.requires_grad:
                 named.setdefault(each, []).append(name)
         slopes = torch.autograd.grad(rough[imported.graph.loss], list(named), allow_unused=True)
+        kept = {name: each.detach().clone() for name, each in module.named_buffers()}
     wide = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
     before = _state(graph)
     with _in_f64(), Draws() as draws:
@@ -442,6 +443,9 @@ def _compared(
     loss = results[imported.graph.loss]
     torch.autograd.backward(loss)
     rounding = max(_off(a.detach(), b.detach()) for a, b in zip(rough, results, strict=True))
+    for name, buffer in graph.named_buffers():
+        if name in kept and _off(kept[name].double(), buffer.double()) > ROUGHLY:
+            raise NotUnderstood(f"the module changes `{name}` otherwise than its graph does")
     # Two rows that are normalized leave hardly any gradient, which f32 rounds: the example's sizes say enough.
     if all(program.file.axes.sizes[name] == size for name, size in sizes.items()):
         _same_gradients(list(zip(named.values(), slopes, strict=True)), graph)

@@ -190,7 +190,7 @@ class File:
         return "up" if product and any(each.op == "pointwise" for each in reader.inputs) else ""
 
     def home_of(self, value: Value, body: Body) -> Body:
-        """The body that declares a parameter: the innermost that has all of its readers, in all calls of its modules."""
+        """The body that declares a parameter: the innermost with all of its readers, in all calls of its modules."""
         readers = self.tree.readers(value)
         for each in body.around():
             inside = {made for scope in each.scopes for call in self.tree.same(scope) for made in call.values}

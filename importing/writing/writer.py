@@ -250,7 +250,8 @@ class Writer:
         dims = tuple(names)
         if elements is not None and len(long) == 1 and len(names[long[0]]) == 1:
             (axis,) = names[long[0]]
-            text = _progression(elements.flatten(), axis) or _few(elements.flatten(), axis)
+            first = self(value.args["follows"]).text if value.args.get("follows") else ""
+            text = _progression(elements.flatten(), axis, first) or _few(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
         if elements is not None and len(long) == 2 and all(len(names[i]) == 1 for i in long):
@@ -390,6 +391,8 @@ def _before_split(said: Said, names: Names) -> tuple[str, str] | None:
 
 def _behind(row: str, column: str, least: int | None, most: int | None) -> str:
     """Where a row is behind a column by so much."""
+    if least == most:
+        return f"expand(iota({row}), {column}) == iota({column})" + (f" + {least}" if least else "")
     behind = f"expand(iota({row}), {column}) - expand(iota({column}), {row})"
     terms = [f"{behind} >= {least}"] if least is not None else []
     terms += [f"{behind} <= {most}"] if most is not None else []
@@ -408,8 +411,10 @@ def _few(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
     return call("cast", text, "i64"), CALL, "i64"
 
 
-def _progression(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
-    """An arithmetic or geometric progression, of the positions of an axis: its text, how it binds, and its dtype."""
+def _progression(elements: torch.Tensor, axis: str, begins: str = "") -> tuple[str, int, str] | None:
+    """An arithmetic or geometric progression, of the positions of an axis: its text, how it binds, and its dtype.
+    `begins` is what its first number is, if that follows sizes.
+    """
     if elements.dtype == torch.bool:
         return None
     exact = elements.double()
@@ -422,7 +427,7 @@ def _progression(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | No
         if step != 1:
             text, binds = f"{text} * {number_text(step)}", PRODUCT
         if first:
-            text, binds = f"{text} + {number_text(first)}", SUM
+            text, binds = f"{text} + {begins or number_text(first)}", SUM
         return text, binds, "i64" if whole else "f64"
     if bool((exact > 0).all()) and torch.allclose(exact.log().diff(), exact.log().diff()[:1], rtol=1e-5):
         rate = float((exact[-1].log() - exact[0].log()) / (len(exact) - 1))

@@ -318,7 +318,72 @@ class Speech(nn.Module):
         return rows, self.ctc(log_p.transpose(0, 1), labels, frames, lengths) + rows.square().mean()
 
 
+class Center(nn.Module):
+    """A mean that is kept and, from then on, read; and one that is assigned after it was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("center", torch.zeros(1, 6))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(x.mean(0), 0.1)
+        x = (x - self.mean) - self.center
+        self.center = self.center * 0.9 + x.detach().mean(0, keepdim=True) * (1 - 0.9)
+        self.calls += 1
+        return x
+
+
+class Graph(nn.Module):
+    """Edges between rows, exponents that are trained, and heads that torch repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.out = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 6)
+        self.power = nn.Parameter(torch.full((1,), 3.0))
+
+    def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(x).unflatten(-1, (4, 2)).transpose(0, 1)
+        k, v = self.kv(x).unflatten(-1, (2, 2, 2)).permute(1, 2, 0, 3)
+        z = F.scaled_dot_product_attention(q[None], k[None], v[None], enable_gqa=True)[0].transpose(0, 1).flatten(1)
+        z = x + self.out(z.clamp(min=1e-3) ** self.power)
+        sent = z[edges[0]]
+        ids = edges[1][:, None].expand_as(sent)
+        most = torch.full_like(z, float("-inf")).scatter_reduce(0, ids, sent, "amax")
+        least = torch.zeros_like(z).scatter_reduce(0, ids, sent, "amin", include_self=False)
+        means = z.scatter_reduce(0, ids, sent, "mean")
+        z = most.clamp(min=-9) + least + means + z.scatter_reduce(0, ids, sent, "sum", include_self=False)
+        return z, z.square().mean()
+
+
+class Halves(nn.Module):
+    """Two views in one batch: halves of it, pairs far apart, a diagonal that is changed; and a teacher that nothing
+    trains, with means that are kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.teacher, self.center = nn.Linear(6, 6), nn.Linear(6, 6), Center()
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        both = self.up(torch.cat([x, y])).tanh()
+        one, two = both.chunk(2)
+        labels = torch.cat([torch.arange(len(x), 2 * len(x)), torch.arange(len(x))])
+        c = both @ both.T / 9
+        torch.diagonal(c).add_(-1)
+        told = F.softmax(self.center(self.teacher(one)), -1).detach()
+        return told, F.cross_entropy(c, labels) - (told * F.log_softmax(two, -1)).sum(-1).mean()
+
+
 CASES = {
+    "graph": (
+        Graph,
+        lambda: {"x": torch.randn(5, 6), "edges": torch.randint(0, 5, (2, 9))},
+    ),
+    "halves": (Halves, lambda: {"x": torch.randn(5, 6), "y": torch.randn(5, 6)}),
     "speech": (
         Speech,
         lambda: {
