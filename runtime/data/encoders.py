@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from attrs import frozen
@@ -18,8 +18,27 @@ from attrs import frozen
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.files import listed, read, single
+from partita.runtime.data.files import listed, read, tokenizer_file
 from partita.runtime.data.packages import package
+
+
+class Encoder(Protocol):
+    """Turns texts into ids."""
+
+    @property
+    def digest(self) -> str:
+        """Identifies everything that the ids depend on besides the text."""
+
+    @property
+    def last(self) -> np.ndarray:
+        """The ids that end every document."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What the ids are stored as."""
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, without those at the end."""
 
 
 @frozen
@@ -30,21 +49,21 @@ class Bytes:
 
     @property
     def digest(self) -> str:
-        """Identifies everything that the ids depend on besides the text: what is appended."""
+        """By what is appended."""
         return f"bytes {self.end!r}"
 
     @property
     def last(self) -> np.ndarray:
-        """The ids that end every document: the bytes of `end`."""
+        """The bytes of `end`."""
         return np.frombuffer(self.end.encode(), np.uint8)
 
     @property
     def dtype(self) -> np.dtype:
-        """What the ids are stored as: a byte."""
+        """A byte."""
         return np.dtype("u1")
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without those at the end: its bytes."""
+        """The bytes of each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
 
@@ -74,16 +93,12 @@ class Tokens:
         return [np.array(each.ids, self.dtype) for each in encodings]
 
 
-# Turns texts into ids.
-Encoder: TypeAlias = Bytes | Tokens
-
-
 def encoder_of(call: Call, root: Path, special: bool = True) -> Encoder:
     """What the `tokenizer` and `end` of a call say. Raises Refused (E0601 to E0603, E0617, E0619)."""
     name, end, span = call.arguments.get("tokenizer"), call.arguments.get("end"), call.span
     if name is None:
         return Bytes(end or "")
-    content = read(single(name, root, span), span)
+    content = read(tokenizer_file(name, root, span), span)
     tokenizer = _loaded(content, name, span)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     dtype = np.dtype("<u2" if largest < 1 << 16 else "<u4")

@@ -96,10 +96,17 @@ def with_tokenizer(files: Files) -> Files:
 
     def found(call: Call, root: Path) -> list[tuple[str, Path]]:
         tokenizer = call.arguments.get("tokenizer")
-        own = [] if tokenizer is None else [(tokenizer, single(tokenizer, root, call.span))]
+        own = [] if tokenizer is None else [(tokenizer, tokenizer_file(tokenizer, root, call.span))]
         return [*files(call, root), *own]
 
     return found
+
+
+def tokenizer_file(name: str | Path, root: Path, span: Span | None) -> Path:
+    """The file of a tokenizer, or of one in a folder. Raises Refused, as `resolve_files` does."""
+    if isinstance(name, str) and "://" not in name and (root / name).is_dir():
+        name = f"{name}/tokenizer.json"
+    return single(name, root, span)
 
 
 def single(name: str | Path, root: Path, span: Span | None) -> Path:

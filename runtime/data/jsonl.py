@@ -31,6 +31,11 @@ DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]:
     """A field of each line of a file. Raises Refused (E0603, E0616) and OSError."""
+    return (_text(record, where, field, span) for record, where in records(path, name, span))
+
+
+def records(path: Path, name: str, span: Span | None) -> Iterator[tuple[dict[str, Any], str]]:
+    """The object of each line of a file, and which line it is. Raises Refused (E0603, E0616) and OSError."""
     with _opened(path, name, span) as file:
         number = 0
         while True:
@@ -44,7 +49,8 @@ def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.isspace() or len(line) >= LONGEST:
-                yield _document(line, f"line {number} of `{name}`", field, span)
+                where = f"line {number} of `{name}`"
+                yield _record(line, where, span), where
 
 
 def _opened(path: Path, name: str, span: Span | None) -> IO[bytes]:
@@ -58,7 +64,7 @@ def _opened(path: Path, name: str, span: Span | None) -> IO[bytes]:
     return stream
 
 
-def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
+def _record(line: bytes, where: str, span: Span | None) -> dict[str, Any]:
     if len(line) >= LONGEST:
         raise refuse("E0616", f"{where} has more than {LONGEST:,} bytes", span)
     try:
@@ -70,12 +76,17 @@ def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
         reason = f"{error.msg} in column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise refuse("E0616", f"{where} is not JSON: {shown(reason)}", span, help=ONE_A_LINE) from error
     if not isinstance(record, dict):
-        raise refuse("E0616", f"{where} is {_kind(record)}, not an object", span, help=ONE_A_LINE)
+        raise refuse("E0616", f"{where} is {kind_of(record)}, not an object", span, help=ONE_A_LINE)
+    return record
+
+
+def _text(record: dict[str, Any], where: str, field: str, span: Span | None) -> str:
     if field not in record:
         raise _without(record, where, field, span)
     text = record[field]
     if not isinstance(text, str):
-        raise refuse("E0616", f"`{shown(field)}` in {where} is {_kind(text)}, not a string", span)
+        help = '`chat("…", tokenizer = "…")` reads conversations' if isinstance(text, list) else None
+        raise refuse("E0616", f"`{shown(field)}` in {where} is {kind_of(text)}, not a string", span, help=help)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -91,7 +102,8 @@ def _without(record: dict[str, Any], where: str, field: str, span: Span | None) 
     return refuse("E0616", f"{where} has no field `{shown(field)}`", span, notes=notes, help=help)
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value of JSON is, in words."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 

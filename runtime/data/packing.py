@@ -34,6 +34,7 @@ from partita.runtime.data.windows import (
 )
 
 MAX_NAMED = 4  # documents of a row
+NONE = -1  # where there is no target, if the model does not say which it ignores
 
 
 @frozen(eq=False)
@@ -42,6 +43,7 @@ class Packed(Dataset):
 
     inputs: tuple[Input, ...]
     ids: Ids
+    learned: Ids | None  # 1 where an id is a target; all are without it
     training: Rows
     holdout: Rows
     length: int
@@ -87,7 +89,8 @@ class Packed(Dataset):
         tokens, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         segments = np.zeros(shape, np.int64)
         ignored = ignored_target(self.inputs)
-        targets = np.full(shape, -1 if ignored is None else ignored, np.int64)
+        ignored = NONE if ignored is None else ignored
+        targets = np.full(shape, ignored, np.int64)
         for i, row in enumerate(chosen):
             place, segment = 0, 0
             for piece in range(rows.first[row], rows.first[row + 1]):
@@ -97,6 +100,9 @@ class Packed(Dataset):
                 end = place + count
                 tokens[i, place:end] = ids[:count]
                 targets[i, place : place + known] = ids[1:]
+                if self.learned is not None:
+                    own = np.asarray(self.learned[start + 1 : start + known + 1])
+                    targets[i, place : place + known][own == 0] = ignored
                 segments[i, place:end] = segment
                 places[i, place:end] = np.arange(count)
                 place, segment = end, segment + 1
@@ -125,6 +131,7 @@ def open_packed(
     holdout: float,
     use: Use,
     span: Span | None,
+    learned: Ids | None = None,
 ) -> Packed:
     """Packed rows of documents, of which those at the end are held out. Raises Refused (E0604, E0606, E0607)."""
     length = length_of(inputs, span)
@@ -164,4 +171,4 @@ def open_packed(
             notes=[known],
             help=longer if whole else other_holdout(fits, longer),
         )
-    return Packed(inputs, ids, parts[0], parts[1], length, seed, what, span)
+    return Packed(inputs, ids, learned, parts[0], parts[1], length, seed, what, span)

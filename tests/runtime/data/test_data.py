@@ -23,6 +23,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from partita.dsl.check.exclusions import OWN_DATA
 from partita.dsl.diagnostic import Refused
@@ -64,6 +65,15 @@ NOISE = (
 )
 
 
+def tokenizer_of(texts: list[str], special: list[str]) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=letters)
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
@@ -76,12 +86,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [TEXT[start : start + 100] for start in range(0, 3000, 100)]
     (root / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     pyarrow.parquet.write_table(pyarrow.table({"text": lines}), root / "rows.parquet")
+    chats = ({"instruction": line[:50], "output": line[50:]} for line in lines)
+    (root / "chats.json").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    tokenizer_of(lines, ["<|endoftext|>"]).save(str(root / "tokenizer.json"))
+    (root / "chat_template.jinja").write_text(CHAT)
     np.savez(root / "digits.npz", image=images, label=labels, mask=np.array([True, False, True, True]))
     return root
 
 
 PACKED = tuple(
-    ids(name, seq=150, limit=None if name == "targets" else 256)
+    ids(name, seq=150, limit=None if name == "targets" else 400)
     for name in ("tokens", "targets", "segments", "positions")
 )
 MIXED = (
@@ -89,6 +103,8 @@ MIXED = (
     Share(call("parquet", glob="*.parquet", column="text", holdout=0.5), 0.3),
     Share(call("stdlib", holdout=HELD), 0.2),
 )
+
+CHAT = "{% for each in messages %}{{ each.role + ': ' + each.content + '<|endoftext|>' }}{% endfor %}"
 
 # One way to open each source: the call, the inputs. Held to the registry below.
 OPENED = {
@@ -99,6 +115,7 @@ OPENED = {
     "jsonl": (call("jsonl", glob="*.jsonl", field="text", holdout=HELD), WINDOWS),
     "parquet": (call("parquet", glob="*.parquet", column="text", holdout=HELD), WINDOWS),
     "packed": (call("jsonl", glob="*.jsonl", field="text", pack=True, holdout=HELD), PACKED),
+    "chat": (call("chat", glob="chats.json", tokenizer="tokenizer.json", cut=True, holdout=HELD), PACKED),
     "mix": (call("mix", sources=MIXED), WINDOWS),
     "arrays": (call("arrays", path="digits.npz", holdout=HELD), ARRAYS),
     "random": (call("random"), NOISE),

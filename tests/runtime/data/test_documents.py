@@ -20,14 +20,14 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data import cache, documents, packages, text
 from partita.runtime.data.binding import identify
 from partita.runtime.data.registry import open_dataset
 from partita.runtime.data.windows import Windows
-from tests.runtime.data.test_data import SPAN, call, ids
+from tests.runtime.data.test_data import SPAN, call, ids, tokenizer_of
 
 TEXTS = ["Hello, world", "", "ein Wörtchen 🙂 mehr\n", "x" * 300, "the quick brown fox jumps over the lazy dog"] * 3
 END = "<|endoftext|>"
@@ -41,13 +41,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=[END, "<s>"], initial_alphabet=letters)
-    )
-    return made
+    return tokenizer_of(TEXTS, [END, "<s>"])
 
 
 def write_lines(path: Path, texts: list[str], field: str = "text") -> None:

@@ -20,6 +20,7 @@ from partita.runtime.data.binding import bind
 from partita.runtime.rank import prepare
 from tests.commands import partita, records
 from tests.files import checked
+from tests.runtime.data.test_data import CHAT
 from tests.runtime.data.test_documents import tokenizer
 
 MODEL = """axis batch = 8, seq = 8, vocab = 512, embed = 4
@@ -59,6 +60,7 @@ SOURCES = {
     "jsonl": ('jsonl("*.jsonl", end = "<|endoftext|>", tokenizer = "t.json", holdout = 20%)', "batches = 2"),
     "packed": ('jsonl("*.jsonl", pack = true, holdout = 20%)', "batches = all"),
     "parquet": ('parquet("*.parquet", pack = true)', 'data = parquet("*.parquet"), batches = 3'),
+    "chat": ('chat("chats.json", tokenizer = "t.json", cut = true, holdout = 20%)', "batches = all"),
     "mix": (
         'mix([jsonl("*.jsonl", pack = true, holdout = 20%) -> 60%, tokens("*.npy", holdout = 20%) -> 40%])',
         "batches = all",
@@ -90,6 +92,9 @@ def fill(root: Path, source: str) -> str:
         (root / f"{name}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in part))
         pyarrow.parquet.write_table(pyarrow.table({"text": part}), root / f"{name}.parquet")
         np.save(root / f"{name}.npy", np.frombuffer("\n".join(part).encode(), np.uint8))
+    chats = ({"instruction": each, "output": each[::-1]} for each in texts)
+    (root / "chats.json").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (root / "chat_template.jinja").write_text(CHAT)
     rows = np.random.default_rng(0).integers(0, 512, (40, 2, 8))
     np.savez(root / "items.npz", tokens=rows[:, 0], targets=rows[:, 1])
     tokenizer().save(str(root / "t.json"))

@@ -1,0 +1,43 @@
+"""`chat(glob, tokenizer, …)`: conversations, one a line, of which what the assistant says is learned.
+
+A line is `{"messages": [{"role": "user", "content": "…"}, …]}`, with `tools` if there are any; or as ShareGPT has them,
+`{"conversations": [{"from": "human", "value": "…"}, …]}`; or as Alpaca does, `{"instruction": "…", "input": "…",
+"output": "…"}`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partita.dsl.config.builtins import HOLDOUT, Flag, Setting, Text
+from partita.dsl.spec import Call
+from partita.runtime.data.files import matched, tokenizer_file, with_tokenizer
+from partita.runtime.data.registry import Source, opened_by, register
+
+# Beside tokenizer.json: what has the template, and the names of special tokens.
+BESIDE = ("chat_template.jinja", "tokenizer_config.json")
+
+
+def template_files(tokenizer: str, root: Path, call: Call) -> list[tuple[str, Path]]:
+    """The files beside a tokenizer that say how conversations are written, as far as they are there."""
+    folder = tokenizer_file(tokenizer, root, call.span).parent
+    return [(f"{tokenizer} {name}", folder / name) for name in BESIDE if (folder / name).is_file()]
+
+
+def _files(call: Call, root: Path) -> list[tuple[str, Path]]:
+    own = with_tokenizer(matched("glob"))(call, root)
+    return [*own, *template_files(call.arguments["tokenizer"], root, call)]
+
+
+register(
+    Source(
+        "chat",
+        (Setting("glob", Text()), Setting("tokenizer", Text()), Setting("cut", Flag(), False), HOLDOUT),
+        example='chat("chats.jsonl", tokenizer = "qwen3")',
+        open=opened_by("conversations", "open_chats"),
+        textual=True,
+        packs=True,
+        endings=(".jsonl",),
+        files=_files,
+    )
+)
