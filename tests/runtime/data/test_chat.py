@@ -137,14 +137,17 @@ def test_forms_that_mean_the_same_are_the_same(tmp_path: Path):
     assert len({str(rows(tmp_path, [form])) for form in FORMS.values()}) == 1
 
 
-def test_a_turn_that_is_written_otherwise_later_is_not_learned(tmp_path: Path):
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_turn_that_is_written_otherwise_later_is_not_learned(behind: bool, tmp_path: Path):
     """As templates leave out the thoughts of all turns but the last."""
-    thought = "{% if loop.last and message.role == 'assistant' %}{{ '<|system|>' }}{% endif %}"
-    theirs = written(tmp_path, CHATML.replace("OPEN", "OPEN" + thought, 1))
+    thought = "{% if loop.last and message.role == 'assistant' %}{{ ' aha ' }}{% endif %}"
+    content = "{{ message.content }}"
+    both = f"{content}{thought}" if behind else f"{thought}{content}"
+    theirs = written(tmp_path, CHATML.replace("{{ message.content + '<|im_end|>' }}", both + "{{ '<|im_end|>' }}"))
     ids = theirs.apply_chat_template(messages(CHATS[1]), tokenize=True, return_dict=True)["input_ids"]
     targets = rows(tmp_path, [{"messages": messages(CHATS[1])}])[tuple(ids)]
     learned = theirs.decode([each for each in targets if each >= 0])
-    assert learned == "<|system|>good bye, <end><|im_end|>"
+    assert learned == ("good bye, <end> aha <|im_end|>" if behind else " aha good bye, <end><|im_end|>")
 
 
 @pytest.mark.parametrize(
