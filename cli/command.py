@@ -53,6 +53,7 @@ SUMMARIES = {
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations per rank",
     "verify": "verify a file: translation validation, invariants, memory, and a proxy run against one device",
     "plan": "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
+    "data": "show rows of a file's data as its model will see them, with what it learns",
     "run": "train: standalone on this machine, or as one rank under torchrun or Slurm",
     "evaluate": "loss and metrics of a trained model on a whole data set",
     "predict": "outputs of a trained model for all rows of some data, as a .npz",
