@@ -48,7 +48,9 @@ class Program:
         self.graph, self.solver, self.inlined = graph, solver, inlined
         self.tree = Tree(solver.values, solver.users, graph.returned)
         self.file = File(solver, self.tree, state, wanted)
-        self.called = self.file.called
+        # A parameter is called like its module, and a value gives way.
+        modules = {part for path in state for part in path.split(".")}
+        self.called = {value: name for value, name in self.file.called.items() if name not in modules}
         for each in graph.changes:
             self.called[each.args["x"]] = f"new_{each.args['buffer'].args['names'][0].rpartition('.')[2]}"
         outer = {
