@@ -41,7 +41,7 @@ EXECUTING = {
         "compiler/ops/__init__.py": "the modules of its own folder",
         "runtime/kernels/__init__.py": "the modules of its own folder",
         "runtime/data/packages.py": "a package of an extra, which a source names",
-    "runtime/data/registry.py": "the module beside it that opens a source",
+        "runtime/data/registry.py": "the module beside it that opens a source",
         "cli/import.py": "the module of a command line, which naming it permits to run",
         "dsl/reprs.py": "what notebooks show, by a name that stands there",
         "runtime/supervision/fork_server.py": "modules of this package, by names that stand there",
