@@ -271,7 +271,7 @@ def _local(ids: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
 
 def over_rows(mask: Tensor, rows: Tensor) -> Tensor:
     """A mask of rows that broadcasts over their elements."""
-    return mask.view(*mask.shape, *[1] * (rows.dim() - mask.dim()))
+    return mask.view((*mask.shape, *[1] * (rows.dim() - mask.dim())))
 
 
 def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:
