@@ -1,4 +1,4 @@
-"""Colours of diagnostics, on terminals that have them."""
+"""Colours of diagnostics and data, on terminals that have them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TextIO
 
-# Of the parts of a diagnostic, as parameters of the ANSI sequence that selects them.
-CODES = {"error": "1;31", "warning": "1;33", "message": "1", "margin": "1;34", "help": "1;36"}
+# Of the parts of a diagnostic, and of data that count, as parameters of the ANSI sequence that selects them.
+CODES = {"error": "1;31", "warning": "1;33", "message": "1", "margin": "1;34", "help": "1;36", "counts": "32"}
 
 
 def is_colored(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
@@ -25,5 +25,5 @@ def is_colored(stream: TextIO, environment: Mapping[str, str] = os.environ) -> b
 
 
 def colored(kind: str, text: str) -> str:
-    """A part of a diagnostic in its colour."""
+    """A part of a diagnostic, or of data, in its colour."""
     return f"\x1b[{CODES[kind]}m{text}\x1b[0m" if kind in CODES else text

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from partita.cli.argument_types import count
-from partita.cli.colors import is_colored
+from partita.cli.colors import colored, is_colored
 from partita.cli.command import UsageError, command
 from partita.cli.source import add_source_arguments, load_file, printable
 from partita.cli.training.places import folder_of
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from partita.runtime.inference.encoding import Encoding
 
-COLOR = "\x1b[32m", "\x1b[0m"  # of what counts: green, or else between these marks
-MARKS = "\u27e6", "\u27e7"
 FIRST = 6  # numbers of an array
 
 
@@ -51,8 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     written = how_spelled(sources_of(train.data)[0]) is not None
     encoding = encoding_of(train.data, folder, None) if written else None
     inputs = {each.name: each for each in inputs_of(program.inputs, spec.batch) if each.batch_axis is not None}
-    batch, names = dataset.batch(arguments.step), dataset.row_names(arguments.step)
-    for row in range(min(arguments.show, next((each.batch for each in inputs.values()), 0))):
+    rows = range(min(arguments.show, next((each.batch for each in inputs.values()), 0)))
+    batch, names = dataset.batch(arguments.step, rows), dataset.row_names(arguments.step)
+    for row in rows:
         print(names[row] if names else f"row {row}")
         values = {name: batch[name].take(row, axis=each.type.names.index(spec.batch)) for name, each in inputs.items()}
         ignored = inputs["targets"].ignored if "targets" in inputs else ()
@@ -76,7 +75,7 @@ def _text(
     yield f"{len(tokens):,} ids, of which {sum(counts):,} are targets of others:"
     long = max((i + 1 for i in range(len(tokens)) if tokens[i] or counts[i]), default=0)
     filled, tokens = len(tokens) - long, tokens[:long]
-    opening, closing = COLOR if is_colored(sys.stdout) else MARKS
+    green = is_colored(sys.stdout)
     pieces = []
     for counted, part in groupby(zip(counts[:long], tokens.tolist(), strict=True), key=lambda each: each[0]):
         ids = [id for _, id in part]
@@ -84,7 +83,7 @@ def _text(
             text = encoding.loaded.decode(ids, skip_special_tokens=False)
         else:
             text = "".join(encoding.text(ids))
-        pieces.append(f"{opening}{text}{closing}" if counted else text)
+        pieces.append(text if not counted else colored("counts", text) if green else f"\u27e6{text}\u27e7")
     yield from "".join(pieces).split("\n")
     if filled:
         yield f"(filled up with {filled:,} times the id 0)"

@@ -100,7 +100,7 @@ class _Capturing:
         self.specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         self.state: dict[str, Any] = {**program.constants, **program.state_dict}
         self.parameters: dict[tuple[int, tuple[int, ...]], Value] = {}
-        self.buffers: list[Value] = []
+        self.buffers: dict[str, Value] = {}
         self.position = self.draws = 0
 
     def captured(self) -> Captured:
@@ -120,7 +120,7 @@ class _Capturing:
                 raise NotUnderstood(f"the module changes `{spec.target}`")
         for name, value in self.result.updates.items():
             if not any(each.op.startswith("_native_batch_norm") for each in value.inputs):
-                self.result.change(next(each for each in self.buffers if name in each.args["names"]), value)
+                self.result.change(self.buffers[name], value)
         return self.result
 
     def _walk(self) -> Any:
@@ -160,8 +160,7 @@ class _Capturing:
         changed = spec.target in self.program.graph_signature.buffers_to_mutate.values()
         if changed or str(spec.target).endswith(KEPT) or _is_state(spec, tensor):
             args = {"names": self._every_name(spec), "data": tensor, "trained": False}
-            self.buffers.append(self._value("buffer", args, tensor, Place()))
-            return self.buffers[-1]
+            return self.buffers.setdefault(str(spec.target), self._value("buffer", args, tensor, Place()))
         return self._constant(str(spec.target), tensor)
 
     def _every_name(self, spec: Any) -> list[str]:

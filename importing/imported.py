@@ -135,16 +135,17 @@ def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tupl
     if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
         for value, twin in zip(ours, theirs, strict=True):
             value.twin = twin.shape
-        pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0].op == "input"]
-        before, after = (
-            {(one.args["name"], dim): (one, two)[i].shape[dim] for one, two in pairs for dim in range(one.rank)}
-            for i in range(2)
-        )
-        grown = {dim: size for dim, size in before.items() if after[dim] != size}
+        grown = {
+            (value.args["name"], dim): sizes
+            for value, twin in zip(ours, theirs, strict=True)
+            for dim, sizes in enumerate(zip(value.shape, twin.shape, strict=True))
+            if value.op == "input" and sizes[0] != sizes[1]
+        }
+        before, after = ({dim: sizes[i] for dim, sizes in grown.items()} for i in range(2))
         for value, twin in zip(ours, theirs, strict=True):
             one, two = _begins(value), _begins(twin)
             if one is not None and two is not None and one != two:
-                value.args["follows"] = of_sizes(one, two, grown, after)
+                value.args["follows"] = of_sizes(one, two, before, after)
 
 
 def _begins(value: Value) -> int | None:

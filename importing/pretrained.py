@@ -259,8 +259,7 @@ def _has_weights_of(text: str, before: str, model: Pretrained) -> bool:
 
 
 def _spec(text: str) -> Spec:
-    spec = spec_of(load_text(text, "model.par"))
-    return spec
+    return spec_of(load_text(text, "model.par"))
 
 
 # ------------------------------------------------------------ a small configuration

@@ -48,6 +48,7 @@ def _substituted(module: nn.Module) -> Iterator[None]:
         yield
 
 
+MISSING = object()
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -83,7 +84,7 @@ def _with_buffers_once(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _with_buffers_in_place(module: nn.Module) -> Iterator[None]:
     """A tensor that `forward` assigns to a buffer is written into it at the end: a graph forgets what is assigned."""
-    forward, own = module.forward, module.__dict__.get("forward")
+    forward = module.forward
 
     @wraps(forward)
     def written(*args: Any, **kwargs: Any) -> Any:
@@ -96,23 +97,21 @@ def _with_buffers_in_place(module: nn.Module) -> Iterator[None]:
                     part._buffers[name] = buffer.copy_(new)
         return result
 
-    module.__dict__["forward"] = written
-    try:
+    with _replaced(module, "forward", written):
         yield
-    finally:
-        del module.__dict__["forward"]
-        if own is not None:
-            module.__dict__["forward"] = own
 
 
 @contextmanager
 def _replaced(owner: object, name: str, by: object) -> Iterator[None]:
-    before = getattr(owner, name)
+    before = vars(owner).get(name, MISSING)
     setattr(owner, name, by)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if before is MISSING:  # as a method, which the class has
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 def _embedding_bag(

@@ -14,7 +14,7 @@ from partita.importing.normal.arguments import Arguments, aten, several
 from partita.importing.normal.pointwise import broadcasted, pointwise
 from partita.importing.normal.products import einsum
 from partita.importing.normal.reductions import reduced
-from partita.importing.normal.views import broadcast, expanded, permuted, selected, sliced, viewed
+from partita.importing.normal.views import broadcast, expanded, permuted, repeated, selected, sliced, viewed
 from partita.importing.writing.tree import base
 
 
@@ -370,16 +370,6 @@ def _one_hot(value: Value, a: Arguments) -> Value:
     return value.make("one_hot", ids=a["self"])
 
 
-def _repeated(x: Value, count: int) -> Value:
-    """Each head several times, one behind the other."""
-    if count == 1:
-        return x
-    *batch, heads, rows, columns = x.shape
-    inserted = viewed(x, x, (*batch, heads, 1, rows, columns))
-    wide = expanded(x, inserted, (*batch, heads, count, rows, columns))
-    return viewed(x, wide, (*batch, heads * count, rows, columns))
-
-
 @aten("scaled_dot_product_attention.default")
 def _attention(value: Value, a: Arguments) -> Value:
     q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
@@ -396,7 +386,7 @@ def _attention(value: Value, a: Arguments) -> Value:
         "dropout": float(a["dropout_p"]),
     }
     if a["enable_gqa"]:
-        k, v = (_repeated(each, q.shape[-3] // each.shape[-3]) for each in (k, v))
+        k, v = (repeated(each, each, each.rank - 3, q.shape[-3] // each.shape[-3]) for each in (k, v))
     return value.make("attend", q=q, k=k, v=v, **options)
 
 

@@ -115,9 +115,14 @@ def _interleave(value: Value, a: Arguments) -> Value:
         x, dim = viewed(value, x, (prod(x.shape),)), 0
     else:
         dim = a.dim()
-    shape = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
-    inserted = viewed(value, x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
-    return viewed(value, expanded(value, inserted, shape))
+    return repeated(value, x, dim, count)
+
+
+def repeated(value: Value, x: Value, dim: int, count: int) -> Value:
+    """Each element of a dimension several times, one behind the other."""
+    before, size, rest = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+    inserted = viewed(value, x, (*before, size, 1, *rest))
+    return viewed(value, expanded(value, inserted, (*before, size, count, *rest)), (*before, size * count, *rest))
 
 
 @aten("slice.Tensor")

@@ -27,14 +27,14 @@ from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.data.chat import template_files
 from partita.runtime.data.dataset import Input
-from partita.runtime.data.documents import documents
+from partita.runtime.data.documents import check_documents, documents
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matched
 from partita.runtime.data.jsonl import kind_of, records
 from partita.runtime.data.packages import package
 from partita.runtime.data.packing import Packed, open_packed
 from partita.runtime.data.registry import Use
-from partita.runtime.data.windows import SHIFT, check_largest, length_of, share_held_out
+from partita.runtime.data.windows import length_of, share_held_out
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}  # of ShareGPT
@@ -56,33 +56,38 @@ class Template:
         """By its text and the special tokens."""
         return hashlib.sha256(json.dumps([self.text, self.special], sort_keys=True).encode()).hexdigest()
 
-    def rendered(self, chat: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]], list[tuple[str, str, str]]]:
-        """A conversation as text; from where to where the template marks it as what the assistant says; or, without
-        marks, of each turn of the assistant the text before it, that with it, and that with the prompt to go on. Raises
+    def rendered(self, chat: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+        """A conversation as text, and from where to where the template marks it as what the assistant says. Raises
         Refused (E0616).
         """
-        messages, marked = chat["messages"], bool(GENERATION.search(self.text))
-        try:
-            text, spans = self._written(messages, chat, return_assistant_tokens_mask=marked)
-            turns = [
-                (
-                    self._written(messages[:i], chat, add_generation_prompt=True)[0],
-                    self._written(messages[: i + 1], chat)[0],
-                    self._written(messages[: i + 1], chat, add_generation_prompt=True)[0],
-                )
-                for i, message in enumerate(messages)
-                if message["role"] == "assistant" and not marked
-            ]
-        except Exception as error:  # whatever a template raises
-            reason = shown(str(error).split("\n")[0])
-            raise refuse("E0616", f"the template cannot write {chat['where']}: {reason}", self.span) from error
-        return text, spans, turns
+        return self._written(chat["messages"], chat, return_assistant_tokens_mask=self.marks)
+
+    def turns(self, chat: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+        """Of each turn of the assistant the text before it, that with it, and that with the prompt to go on; none if
+        the template marks them. Raises Refused (E0616).
+        """
+        messages = chat["messages"]
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant" and not self.marks:
+                before, _ = self._written(messages[:i], chat, add_generation_prompt=True)
+                until, _ = self._written(messages[: i + 1], chat)
+                asked, _ = self._written(messages[: i + 1], chat, add_generation_prompt=True)
+                yield before, until, asked
+
+    @property
+    def marks(self) -> bool:
+        """Whether the template marks what the assistant says."""
+        return bool(GENERATION.search(self.text))
 
     def _written(
         self, messages: Sequence[Any], chat: Mapping[str, Any], **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         given = {"tools": chat.get("tools"), "chat_template": self.text, **self.special, **options}
-        (text,), *found = self._render(conversations=[list(messages)], **given)
+        try:
+            (text,), *found = self._render(conversations=[list(messages)], **given)
+        except Exception as error:  # whatever a template raises
+            reason = shown(str(error).split("\n")[0])
+            raise refuse("E0616", f"the template cannot write {chat['where']}: {reason}", self.span) from error
         return text, found[0][0] if found and found[0] else []
 
 
@@ -92,13 +97,20 @@ class Chats:
 
     tokens: Tokens
     template: Template
-    kind: str = "ids"
-    last: np.ndarray = Factory(lambda: np.array([], np.int64))
+    kind: str
+    _special: Mapping[int, Any] = field(
+        init=False, default=Factory(lambda self: self.tokens.tokenizer.get_added_tokens_decoder(), takes_self=True)
+    )
 
     @property
     def digest(self) -> str:
         """By the tokenizer, the template, and what of conversations it is."""
         return f"{self.tokens.digest} {self.template.digest} {self.kind}"
+
+    @property
+    def last(self) -> np.ndarray:
+        """None: the template ends conversations."""
+        return np.array([], self.dtype)
 
     @property
     def dtype(self) -> np.dtype:
@@ -110,7 +122,7 @@ class Chats:
         return [self._encoded(json.loads(text)) for text in texts]
 
     def _encoded(self, chat: Mapping[str, Any]) -> np.ndarray:
-        text, spans, turns = self.template.rendered(chat)
+        text, spans = self.template.rendered(chat)
         whole = self._ids_of(text)
         if self.kind == "ids":
             return np.array(whole.ids, self.dtype)
@@ -119,7 +131,7 @@ class Chats:
             first, last = whole.char_to_token(start), whole.char_to_token(end - 1)
             if first is not None:
                 learned[first : len(learned) if last is None else last + 1] = 1
-        for before, until, asked in turns:
+        for before, until, asked in self.template.turns(chat):
             if text.startswith(before):
                 learned[slice(*self._turn(whole, before, until, asked))] = 1
         if not learned.any():
@@ -131,7 +143,7 @@ class Chats:
         """Where a turn is among the ids of a whole conversation: to its last special token, if it has one, without line
         breaks behind that, nor what ends conversations. None of it, if there is more in it than in the conversation.
         """
-        special = self.tokens.tokenizer.get_added_tokens_decoder()
+        special = self._special
         own, other = (self._ids_of(each).ids for each in (until, asked))
         first = whole.char_to_token(len(before))
         begin = len(whole.ids) if first is None else first
@@ -166,9 +178,7 @@ def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
     corpus, learned = (
         documents(files, read, "chat", Chats(tokens, template, kind), call.span) for kind in ("ids", "learned")
     )
-    for model_input in inputs:
-        if model_input.name in SHIFT:
-            check_largest(corpus.largest, model_input, f"`{pattern}`", call.span)
+    check_documents(corpus, inputs, f"`{pattern}`", call.span)
     length = length_of(inputs, call.span)
     sizes = np.diff(corpus.ends, prepend=0)
     if len(sizes) and sizes.max() > length and not call.arguments["cut"]:

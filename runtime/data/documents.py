@@ -53,6 +53,13 @@ def documents(
     return Documents(joined([each.ids for each in entries]), ends, max(each.largest for each in entries))
 
 
+def check_documents(corpus: Documents, inputs: Sequence[Input], what: str, span: Span | None) -> None:
+    """Refuse (E0605) a largest id that is out of range for an input."""
+    for model_input in inputs:
+        if model_input.name in SHIFT:
+            check_largest(corpus.largest, model_input, what, span)
+
+
 def open_documents(
     call: Call,
     inputs: tuple[Input, ...],
@@ -73,9 +80,7 @@ def open_documents(
         _refuse_segments(inputs, separate, call.span)
     pattern = call.arguments["glob"]
     corpus = documents(files, read, how, encoder_of(call, root, separate), call.span)
-    for model_input in inputs:
-        if model_input.name in SHIFT:
-            check_largest(corpus.largest, model_input, f"`{pattern}`", call.span)
+    check_documents(corpus, inputs, f"`{pattern}`", call.span)
     holdout = share_held_out(call, use)
     if pack:
         return open_packed(corpus.ids, corpus.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
