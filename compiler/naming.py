@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
 
-from partita.compiler.graph import within, without_iterations
+from partita.compiler.graph import Scope, within, without_iterations
 from partita.dsl.advice.report import nearest
 from partita.dsl.names.paths import has_ranges, is_end, split_part, without_ranges
 
@@ -85,3 +85,28 @@ def instead_of(name: str, tensors: Sequence[str]) -> str:
 def _inner(name: str) -> str:
     """A tensor's name; for a cotangent, that of the tensor it belongs to."""
     return name[2:].replace(")", "", 1) if name.startswith("d(") else name
+
+
+def named_scopes(scopes: Sequence[Scope], path: Sequence[str]) -> list[str]:
+    """Paths of the blocks and repeats that a rule's path names: by their full names alone, or else by the ends of these
+    and of the names that they are declared with, which all calls of a block have. They are without iterations; of a
+    path that says some, each has its own.
+    """
+    if has_ranges(path):
+        named, found = set(named_scopes(scopes, without_ranges(path))), []
+        for each in scopes:
+            if without_iterations(each.path) in named:
+                alone = split_part(path[-1])[1] is None
+                own = [each.path] if alone else [f"{each.path}.{i}" for i in range(each.iterations or 0)]
+                found += [scope for scope in own if in_ranges(path, scope)]
+        return found
+    ends = []
+    declared = {without_iterations(scope.path): scope.name for scope in scopes}
+    if ".".join(path) in declared:
+        return [".".join(path)]
+    for scope in declared:
+        parts = scope.split(".")
+        names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
+        if is_end(path, scope) or names[-len(path) :] == list(path):
+            ends.append(scope)
+    return ends

@@ -281,6 +281,16 @@ class Operation(Shortened):
         return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
 
+@frozen(repr=False)
+class AdapterRule(Shortened):
+    """`lora targets -> call`: which matrices have an adapter beside them, and its `lora(…)` or `dora(…)`."""
+
+    targets: tuple[tuple[str, ...], ...]
+    call: Call
+    span: Span = field(eq=False)
+    target_spans: tuple[Span, ...] = field(eq=False)
+
+
 # The function of each `Apply` that a call of an `op` becomes, one for each result. Its options are `name`, the number
 # of the `result`, and `renamed`: pairs of axes of the declaration and those that replace them.
 OPERATION = "op"
@@ -293,6 +303,7 @@ class Model:
     `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`: the
     body, and what is computed for them alone. `operations` are the file's own that it uses, `formulas` those of the
     axes that the file computes from others. `losses` are those with names, which are metrics and add up to the loss.
+    Of the rules in `adapters`, the first that names a matrix is its own.
     """
 
     name: str
@@ -307,6 +318,7 @@ class Model:
     operations: Mapping[str, Operation] = field(factory=dict)
     formulas: Mapping[str, Size | Formula] = field(factory=dict)
     losses: tuple[str, ...] = ()
+    adapters: tuple[AdapterRule, ...] = ()
 
     def __repr__(self) -> str:
         return outline("Model", self.name, (count(len(self.body.inputs), "input"), count(self.nodes, "step")))
@@ -549,7 +561,7 @@ class Schedule(Shortened):
 @frozen(repr=False)
 class OptimizerRule(Shortened):
     """`update targets -> call`, or `freeze targets` if there is no call. `index` numbers the rules that update. With a
-    `loss`, by the gradient of that one alone.
+    `loss`, by the gradient of that one alone. What adapters freeze is only what they are `beside`, not they themselves.
 
     A target is a path; the paths `("all",)`, `("matrices",)`, `("vectors",)` and `("embeddings",)` are keywords.
     """
@@ -560,6 +572,7 @@ class OptimizerRule(Shortened):
     span: Span | None = field(default=None, eq=False)
     target_spans: tuple[Span | None, ...] = field(default=(), eq=False)
     loss: str | None = None
+    beside: bool = False
 
     def __str__(self) -> str:
         """The rule without the optimizer's arguments."""

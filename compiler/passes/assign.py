@@ -19,10 +19,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Graph, Parameter
-from partita.compiler.naming import around, matches
+from partita.compiler.naming import around, matches, named_scopes
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
-from partita.compiler.passes.place import named_scopes
 from partita.compiler.passes.readers import Readers
 from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -129,8 +128,10 @@ class _Target:
         self.text = ".".join(path)
         self.taken: list[Parameter] = []
         self.is_class = self.text in CLASSES
-        self.scopes = frozenset(() if self.is_class else named_scopes(graph, path))
+        self.scopes = frozenset(() if self.is_class else named_scopes(graph.scopes, path))
         parameters = [each for each in graph.parameters if not each.buffer]
+        known = {each.name for each in parameters}
+        self.adapters = {name for name in known if name.rpartition(".")[0] in known}
         if not self.is_class and not any(map(self.names, parameters)):
             if any(self.names(each) for each in graph.parameters):
                 message = f"`{self.text}` is not trained: it has buffers, or is a copy"
@@ -152,6 +153,8 @@ class _Target:
 
     def matches(self, parameter: Parameter, as_trained: Trained) -> bool:
         """Whether the target is the parameter, contains it, or is a class that it belongs to."""
+        if self.rule.beside and parameter.name in self.adapters:
+            return False
         return CLASSES[self.text](as_trained) if self.is_class else self.names(parameter)
 
     def unfit(self, as_trained: Trained) -> Unfit | None:

@@ -17,6 +17,7 @@ from partita.compiler.ops.pointwise import Constant, Detach, cast, constant, poi
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import scaled
 from partita.compiler.ops.shape import Expand, arranged
+from partita.compiler.passes.adapt import Adapting
 from partita.compiler.passes.functions import Site, lower
 from partita.compiler.passes.loops import Loop
 from partita.compiler.passes.readers import Readers
@@ -43,7 +44,7 @@ def build(
     What `training()` decides is still open (`partita.compiler.passes.mode`): both kinds of steps have the same stages.
     With `outputs`, the graph computes these, and no loss, metrics and updates.
     """
-    builder = _Builder(precision, training, model.operations, shards)
+    builder = _Builder(precision, training, model, shards)
     scope = model.name
     builder.scope = scope
     arguments = []
@@ -51,6 +52,7 @@ def build(
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
     values = builder.body(model.answering if outputs else model.body, scope, arguments)
+    builder.adapting.check(each for node in builder.nodes for each in (*builder.inside.get(node, ()), node))
     readers = Readers(builder.nodes, builder.inside)
     if outputs:
         loss = builder.apply(Constant(0.0, accumulation(precision)))
@@ -89,14 +91,14 @@ class _Builder(Builder):
         self,
         precision: str,
         training: bool,
-        operations: Mapping[str, spec.Operation],
+        model: spec.Model,
         shards: Mapping[str, int] | None,
     ) -> None:
         super().__init__()
         self.precision = precision
         self.training = training
         self.shards = shards
-        self.operations = operations
+        self.operations = model.operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.named: dict[str, Value] = {}  # the parameters by full name
         self.copies: dict[str, str] = {}  # of a parameter the one whose initial values it has
@@ -104,6 +106,7 @@ class _Builder(Builder):
         self.scopes: list[Scope] = []
         self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
         self.updates: dict[str, BufferWrite] = {}  # by what they change
+        self.adapting = Adapting(model.adapters, self.scopes, self.declare)
         self.cotangents: dict[tuple[Value, Value], Value | None] = {}  # of what `grad` differentiated, by its operands
 
     def typed(self, type: Type) -> Type:
@@ -143,9 +146,7 @@ class _Builder(Builder):
             elif isinstance(step, spec.Apply):
                 values.append(self.application(step, scope, values))
             elif isinstance(step, spec.Parameter):
-                value = self.value(f"{scope}.{step.name}", self.typed(step.type))
-                self.parameters.append((value, step))
-                self.named[value.name] = value
+                value = self.declare(scope, step)
                 names[len(values)] = value.name
                 values.append(value)
             elif isinstance(step, spec.SharedParameter):
@@ -173,6 +174,15 @@ class _Builder(Builder):
             name = names[each.buffer]
             self.updates[name] = BufferWrite(name, values[each.value], each.span, each.after)
         return values
+
+    def declare(self, scope: str, step: spec.Parameter) -> Value:
+        """A parameter in a scope."""
+        value = self.value(f"{scope}.{step.name}", self.typed(step.type))
+        self.parameters.append((value, step))
+        self.named[value.name] = value
+        if self.adapting.rules and not step.buffer and len(step.type.axes) > 1:
+            self.adapting.matrices.add(value)
+        return value
 
     def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:
         """The results of a body that was expanded to `values`."""
@@ -277,6 +287,8 @@ class _Builder(Builder):
             return arranged(self, self.apply(Expand(missing), branch) if missing else branch, type.names)
         operands = [self.operand(operand, values, dtype) for operand in step.operands]
         site = Site(self, operands, step.options, self.typed(step.type), name, self.training, self.shards)
+        if step.function == "dot":
+            return self.adapting.product(site)
         return lower(step.function, site)
 
     def derivative(self, step: spec.Apply, values: Sequence[Value], steps: Sequence[spec.Step]) -> Value:

@@ -17,9 +17,8 @@ from attrs import evolve
 
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.graph import Graph, Node, Parameter, Phase, Value
-from partita.compiler.naming import is_in, matches
+from partita.compiler.naming import is_in, matches, named_scopes
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
-from partita.compiler.passes.place import named_scopes
 from partita.dsl.check.layouts import CLASSES, PARAM
 from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, refuse
@@ -82,7 +81,7 @@ def _named(graph: Graph, rules: Sequence[OffloadRule]) -> Iterator[tuple[str, Sp
     for rule in rules:
         for i in activation_paths(graph, rule):
             path, span = rule.paths[i], rule.path_spans[i]
-            scopes = None if path == (ALL,) else named_scopes(graph, path)
+            scopes = None if path == (ALL,) else named_scopes(graph.scopes, path)
             if scopes == []:
                 raise refuse(
                     "E0409",

@@ -15,11 +15,10 @@ from itertools import accumulate, pairwise
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Graph, Node, Value, without_iterations
-from partita.compiler.naming import around, in_ranges, is_in, matches
+from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.naming import around, is_in, matches, named_scopes
 from partita.dsl.check.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.names.paths import has_ranges, is_end, split_part, without_ranges
 from partita.dsl.reprs import Shortened
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 from partita.dsl.syntax.source import Span
@@ -306,31 +305,6 @@ def _cut(
 # ---------------------------------------------------------------- place
 
 
-def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
-    """Paths of the blocks and repeats that a rule's path names: by their full names alone, or else by the ends of these
-    and of the names that they are declared with, which all calls of a block have. They are without iterations; of a
-    path that says some, each has its own.
-    """
-    if has_ranges(path):
-        named, found = set(named_scopes(graph, without_ranges(path))), []
-        for each in graph.scopes:
-            if without_iterations(each.path) in named:
-                alone = split_part(path[-1])[1] is None
-                own = [each.path] if alone else [f"{each.path}.{i}" for i in range(each.iterations or 0)]
-                found += [scope for scope in own if in_ranges(path, scope)]
-        return found
-    scopes = []
-    declared = {without_iterations(scope.path): scope.name for scope in graph.scopes}
-    if ".".join(path) in declared:
-        return [".".join(path)]
-    for scope in declared:
-        parts = scope.split(".")
-        names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
-        if is_end(path, scope) or names[-len(path) :] == list(path):
-            scopes.append(scope)
-    return scopes
-
-
 @frozen(eq=False)
 class _Target:
     """A path of a `place` rule, with what it names: scopes, the first outputs of nodes, and whether parameters."""
@@ -421,7 +395,7 @@ def _target(graph: Graph, rule: PlaceRule, path: tuple[str, ...], span: Span, pi
         rule,
         ".".join(path),
         span,
-        tuple(named_scopes(graph, path)),
+        tuple(named_scopes(graph.scopes, path)),
         tuple(node.outputs[0].name for node in graph.nodes if any(matches(path, v.name) for v in node.outputs)),
         any(matches(path, parameter.name) for parameter in graph.parameters),
     )

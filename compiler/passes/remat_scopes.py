@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Phase, Value, within, without_iterations
-from partita.compiler.passes.place import named_scopes
+from partita.compiler.naming import named_scopes
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import RecomputeRule
 
@@ -92,7 +92,7 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
                         help="make blocks of its parts: only the inputs of their calls are kept then",
                     )
             else:
-                paths = named_scopes(graph, path)
+                paths = named_scopes(graph.scopes, path)
             if not paths:
                 raise refuse(
                     "E0409",

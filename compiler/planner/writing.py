@@ -14,7 +14,6 @@ from pathlib import Path
 from partita.compiler.planner.search import Plan
 from partita.dsl import spec
 from partita.dsl.advice.report import Report
-from partita.dsl.config.builtins import CHOICES
 from partita.dsl.config.overrides import apply_overrides
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.names.declarations import Declarations, gather
@@ -28,6 +27,7 @@ from partita.dsl.syntax.unparse import expression_text
 
 # The declarations that are replaced.
 PLANNED = (tree.Mesh, tree.Layout, tree.Schedule, tree.Train, tree.Expect)
+PLANNED_ENTRIES = ("model", "layout", "schedule")
 # The factor by which claims exceed predictions.
 SLACK = 1.03
 
@@ -146,7 +146,7 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
     entries = [each for train in declarations.train for each in train.table.entries]
     lines = [f"model = {file.trained[0].name}"]
     lines += [f"{key} = {name}" for key, name in chosen.items()]
-    settings = {each.key.text: expression_text(each.value) for each in entries if each.key.text not in CHOICES}
+    settings = {each.key.text: expression_text(each.value) for each in entries if each.key.text not in PLANNED_ENTRIES}
     if plan.candidate.late:
         settings["validate"] = spec.AFTER.name
     lines += [f"{key} = {value}" for key, value in settings.items()]

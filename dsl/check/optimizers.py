@@ -36,15 +36,10 @@ class Optimizers:
             if everything is not None:
                 message = f"no parameter reaches this rule: `{everything}` before it applies to all"
                 self.report.error("E0319", message, rule.span, help="move it before that rule")
-            targets: list[tuple[str, ...]] = []
-            for target in rule.targets:
-                with self.report:
-                    if known is not None and str(target) not in CLASSES:
-                        known.check(target, CLASSES if len(target.parts) == 1 else ())
-                    targets.append(checked_path(target, self.settings.axes.number, known))
+            targets = checked_targets(self.settings, rule.targets, CLASSES, known)
             spans = tuple(path.span for path in rule.targets)
             if isinstance(rule, tree.FreezeRule):
-                rules.append(spec.OptimizerRule(tuple(targets), None, len(rules), rule.span, spans))
+                rules.append(spec.OptimizerRule(targets, None, len(rules), rule.span, spans))
                 continue
             with self.report:
                 self.check_loss(rule, known)
@@ -107,6 +102,19 @@ class Optimizers:
                 yield chosen, partial(number, iteration=iteration)
         if not found:  # a rule that applies to nothing, which is said of the parameters
             yield targets, partial(number, iteration=0)
+
+
+def checked_targets(
+    settings: Settings, targets: Sequence[tree.Path], classes: Sequence[str], known: ModelNames | None
+) -> tuple[tuple[str, ...], ...]:
+    """The paths of a rule's targets, or some of the `classes`; what is wrong with others is reported."""
+    checked = []
+    for target in targets:
+        with settings.report:
+            if known is not None and str(target) not in classes:
+                known.check(target, classes if len(target.parts) == 1 else ())
+            checked.append(checked_path(target, settings.axes.number, known))
+    return tuple(checked)
 
 
 def paths_in(call: tree.Call) -> Iterator[tree.Path]:

@@ -12,6 +12,7 @@ from partita.dsl import limits, spec
 from partita.dsl.advice.quotes import without_quotes
 from partita.dsl.advice.report import listed, suggestion
 from partita.dsl.check import constants
+from partita.dsl.check.adapters import checked_adapters
 from partita.dsl.check.arguments import bind, parameters_of_call
 from partita.dsl.check.axes import positive_integer
 from partita.dsl.check.language_model import how_spelled, language_model, sources_of, spelling_of
@@ -47,7 +48,7 @@ class Plans:
         self,
         declarations: Declarations,
         settings: Settings,
-        models: Mapping[str, spec.Model | None],
+        models: dict[str, spec.Model | None],
         chosen: CommandLineChoices,
     ) -> None:
         self.declarations, self.settings, self.models, self.chosen = declarations, settings, models, chosen
@@ -61,6 +62,13 @@ class Plans:
         model_name = self.choice("model", self.declarations.models, self.chosen.model)
         layout_name = self.choice("layout", self.declarations.layouts, self.chosen.layout)
         model = self.models.get(model_name) if model_name else None
+        adapters = {
+            name: checked_adapters(self.settings, written, known_paths(model) if model else None)
+            for name, written in self.declarations.adapters.items()
+        }
+        beside = adapters.get(self.chosen_adapters() or "")
+        if model is not None and beside is not None:
+            model = self.models[model.name] = evolve(model, adapters=beside.rules)
         layouts = {}
         checker = Layouts(self.declarations.meshes, self.axes, self.report)
         for name, written in self.declarations.layouts.items():
@@ -77,6 +85,9 @@ class Plans:
             for name, written in self.declarations.optimizers.items()
         }
         train = self.train(optimizers, model, schedule)
+        if train is not None and beside is not None:
+            own = evolve(train.optimizer, rules=(*beside.freezes, *train.optimizer.rules))
+            train = evolve(train, optimizer=own)
         weights = {name: self.weights(written, model) for name, written in self.declarations.weights.items()}
         # If the layout is wrong, which was reported, the mesh axes are unknown.
         known = mesh is not None or not self.report.errors
@@ -108,7 +119,7 @@ class Plans:
             named = tree.single(entry.value) if entry else None
             if named is not None:
                 used.append((kind, named.text))
-            elif entry is None and len(table) == 1:
+            elif entry is None and len(table) == 1 and kind != "adapters":
                 used.append((kind, next(iter(table))))
         return used + self._used
 
@@ -140,6 +151,14 @@ class Plans:
             self.report.error("E0302", f"unknown {kind} `{name.text}`", name.span, help=help)
             return None
         return name.text
+
+    def chosen_adapters(self) -> str | None:
+        """The adapters that `train` names, which may be `none`: with those that it does not name, nothing is done."""
+        entry = self.entry("adapters")
+        name = tree.single(entry.value) if entry is not None else None
+        if entry is None or (name is not None and name.text == "none"):
+            return None
+        return self.choice("adapters", self.declarations.adapters, None)
 
     def declared_already(self, written: tree.Call) -> None:
         """Report that a declaration is called where its name stands (E0302)."""

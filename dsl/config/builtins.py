@@ -240,6 +240,10 @@ OPTIMIZERS: Registry[Signature] = Registry(
     ("adamw", "sgd", "lion", "adafactor", "muon", "adamw_8bit", "adagrad", "rowwise_adagrad", "python"),
 )
 
+# What stands beside a matrix that is frozen. `alpha`: None for the rank.
+_ADAPTER = (Setting("rank", COUNT), Setting("alpha", POSITIVE, None), Setting("dropout", SHARE, 0.0))
+ADAPTERS = _table(Signature("lora", _ADAPTER, example="lora(rank = 8)"), Signature("dora", _ADAPTER))
+
 # Of data sources that can hold out a fraction.
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
@@ -320,7 +324,7 @@ TRAIN = Signature(
         Setting("sync", OneOf(SYNC), None),
     ),
 )
-CHOICES = ("model", "layout", "schedule")
+CHOICES = ("model", "layout", "schedule", "adapters")
 
 # ---------------------------------------------------------------- parameters and samples
 
@@ -401,7 +405,19 @@ LINKS = _table(
 )
 
 # What is called in declarations and settings.
-TABLES = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, EVALUATION, CHECKPOINT, BAD_STEPS, DEVICES, LINKS)
+TABLES = (
+    SCHEDULES,
+    ADAPTERS,
+    OPTIMIZERS,
+    LEARNING_RATES,
+    DATA,
+    INITIAL,
+    EVALUATION,
+    CHECKPOINT,
+    BAD_STEPS,
+    DEVICES,
+    LINKS,
+)
 
 # ---------------------------------------------------------------- expect
 

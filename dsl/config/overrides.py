@@ -43,7 +43,7 @@ class CommandLineChoices:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of declarations that it chose."""
-        chosen = tuple(kind for kind in CHOICES if getattr(self, kind) is not None)
+        chosen = tuple(kind for kind in CHOICES if getattr(self, kind, None) is not None)
         return (*chosen, "optimizer") if self.optimizer else chosen
 
 
@@ -104,7 +104,9 @@ class _Override:
             return evolve(self.chosen, model=self.value)
         if first.text == "layout" and not rest:
             return evolve(self.chosen, layout=self.value)
-        if first.text == "train" and rest:
+        if first.text == "adapters" and not rest:
+            self._train((first,))
+        elif first.text == "train" and rest:
             self._train(tuple(rest))
             if [name.text for name in rest] == ["optimizer"]:
                 return evolve(self.chosen, optimizer=True)
@@ -157,7 +159,7 @@ class _Override:
             raise refuse("E0315", "there is no train block to override", self.key[0].span)
         train, (key, *rest) = self.declarations.train[0], path
         kinds = {setting.name: setting.kind for setting in TRAIN.settings}
-        if key.text not in kinds:
+        if key.text not in (*kinds, "adapters"):
             help = self._found() or suggestion(key.text, [*kinds, *CHOICES], "there are")
             raise refuse("E0303", f"`train` has no entry `{key.text}`", key.span, help=help)
         entries = list(train.table.entries)
@@ -168,7 +170,8 @@ class _Override:
         if rest and key.text == "optimizer" and name is not None and name.text in optimizers:
             optimizers[name.text] = self._only_rule(optimizers[name.text], rest)
             return
-        entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), span=self.value.span)
+        value = _replaced(before, kinds[key.text], key, rest, self.value) if key.text in kinds else self.value
+        entry = tree.Entry(key, value, span=self.value.span)
         if position is None:
             entries.append(entry)
         else:

@@ -35,18 +35,22 @@ class Declarations:
     meshes: dict[str, tree.Mesh] = field(factory=dict)
     layouts: dict[str, tree.Layout] = field(factory=dict)
     schedules: dict[str, tree.Schedule] = field(factory=dict)
+    adapters: dict[str, tree.Adapters] = field(factory=dict)
     optimizers: dict[str, tree.Optimizer] = field(factory=dict)
     weights: dict[str, tree.Weights] = field(factory=dict)
     train: list[tree.Train] = field(factory=list)
     expect: list[tree.Expect] = field(factory=list)
 
     @property
-    def alternatives(self) -> dict[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Optimizer]]:
+    def alternatives(
+        self,
+    ) -> dict[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Adapters | tree.Optimizer]]:
         """The declarations of which `train` chooses one of each kind."""
         return {
             "model": self.models,
             "layout": self.layouts,
             "schedule": self.schedules,
+            "adapters": self.adapters,
             "optimizer": self.optimizers,
         }
 
@@ -63,6 +67,7 @@ KINDS: dict[type, tuple[str, str]] = {
     tree.Mesh: ("mesh", "meshes"),
     tree.Layout: ("layout", "layouts"),
     tree.Schedule: ("schedule", "schedules"),
+    tree.Adapters: ("adapters", "adapters"),
     tree.Optimizer: ("optimizer", "optimizers"),
     tree.Weights: ("weights", "weights"),
 }

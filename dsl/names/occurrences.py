@@ -25,7 +25,7 @@ from partita.dsl.syntax.walk import nodes, parts
 # Kinds of which every name is declared once in a file, and those in which an expression looks a name up.
 IN_EXPRESSIONS = ("const", "axis")
 CALLED = ("op", "block")
-CHOSEN = ("model", "layout", "schedule", "optimizer")
+CHOSEN = ("model", "layout", "schedule", "adapters", "optimizer")
 # Kinds of names that a body binds.
 BOUND = ("tensor", "parameter", "buffer")
 KINDS_OF_TENSORS: Mapping[type, str] = {tree.Param: "parameter", tree.Buffer: "buffer"}
@@ -149,6 +149,10 @@ class _Names:
                 for rule in rules:
                     self._paths(each for each in rule.targets if str(each) not in TARGETS)
                 self._nodes((rule.call for rule in rules if isinstance(rule, tree.UpdateRule)), {})
+            case tree.Adapters(rules=own):
+                for each in own:
+                    self._paths(path for path in each.targets if str(path) not in TARGETS)
+                self._nodes((each.call for each in own if isinstance(each, tree.Lora)), {})
             case tree.Train(table=table):
                 self._table(table, {})
             case tree.Weights(lines=lines):

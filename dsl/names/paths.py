@@ -21,6 +21,8 @@ from partita.dsl.syntax.units import PLAIN
 from partita.dsl.syntax.unparse import expression_text
 
 MOST_SHOWN = 12  # parts of a model
+# The parameters of an adapter, in the scope of what they are beside.
+ADAPTER = DOWN, UP, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 PART = re.compile(r"(\w+)\[(\d+)(?:\.\.(\d+))?\]")
 
 
@@ -140,4 +142,5 @@ def known_paths(model: spec.Model) -> ModelNames:
             case spec.Apply() if step.name is not None:
                 names.add(step.name)
     parts |= repeats.keys()
+    names |= {*ADAPTER} if model.adapters else set()
     return ModelNames(model.name, frozenset(names | parts), frozenset(parts), repeats, model.losses)

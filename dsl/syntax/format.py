@@ -32,7 +32,10 @@ INDENT, CONTINUATION = 2, 4
 PASSES = 8
 
 # Nodes with lines of their own, besides the entries of tables.
-_LINES = (tree.Declaration, tree.Statement, tree.Return, tree.Rule, tree.OptimizerRule, tree.WeightsLine, tree.Claim)
+_LINES = (
+    *(tree.Declaration, tree.Statement, tree.Return, tree.Rule, tree.AdapterRule, tree.OptimizerRule),
+    *(tree.WeightsLine, tree.Claim),
+)
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
 _TIGHT_AFTER = frozenset(("LPAR", "LSQB", "DOT", "RANGE"))
 _TIGHT_BEFORE = frozenset(("RPAR", "RSQB", "COMMA", "COLON", "DOT", "RANGE"))

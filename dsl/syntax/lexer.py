@@ -39,8 +39,8 @@ RESERVED_WORDS = frozenset(
 
 # What declarations begin with.
 DECLARATIONS = (
-    *("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer", "weights"),
-    *("train", "expect"),
+    *("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "adapters"),
+    *("optimizer", "weights", "train", "expect"),
 )
 
 # What messages call the terminals without a fixed text.

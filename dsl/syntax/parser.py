@@ -276,13 +276,13 @@ def _path(span: Span, *parts: Any) -> tree.Path:
 NODES = (
     *(tree.Block, tree.Operation, tree.Model, tree.Entry, tree.Param, tree.Buffer, tree.Sample),
     *(tree.Share, tree.Copy, tree.Repeat, tree.Keep, tree.Metric, tree.Output, tree.Group, tree.Arrow),
-    *(tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Train),
+    *(tree.Stage, tree.Place, tree.Recompute, tree.Offload, tree.Overlap, tree.Schedule, tree.Lora, tree.Train),
     *(tree.Correspondence, tree.Skip),
 )
 # Those whose last field has any number of parts, after so many other fields.
 LISTINGS: dict[type[tree.Node], int] = {
     **dict.fromkeys((tree.File, tree.Axes, tree.Constants, tree.Table, tree.Expect, tree.List), 0),
-    **dict.fromkeys((tree.Call, tree.Optimizer, tree.Weights, tree.Let), 1),
+    **dict.fromkeys((tree.Call, tree.Adapters, tree.Optimizer, tree.Weights, tree.Let), 1),
     tree.Layout: 2,
 }
 # Rule or alias of the grammar -> builder of its node, from the span and the parts without punctuation.

@@ -472,9 +472,10 @@ class Schedule(Node):
 
 @frozen
 class FreezeRule(Node):
-    """`freeze targets`."""
+    """`freeze targets`, perhaps `as call`: stored in that form."""
 
     targets: tuple[Path, ...]
+    stored: Call | None = None
 
 
 @frozen
@@ -487,6 +488,25 @@ class UpdateRule(Node):
 
 
 OptimizerRule: TypeAlias = FreezeRule | UpdateRule
+
+
+@frozen
+class Lora(Node):
+    """`lora targets -> call`."""
+
+    targets: tuple[Path, ...]
+    call: Call
+
+
+AdapterRule: TypeAlias = Lora | FreezeRule
+
+
+@frozen
+class Adapters(Node):
+    """`adapters name { rules }`."""
+
+    name: Name
+    rules: tuple[AdapterRule, ...]
 
 
 @frozen
@@ -573,6 +593,7 @@ Declaration: TypeAlias = (
     | Mesh
     | Layout
     | Schedule
+    | Adapters
     | Optimizer
     | Train
     | Expect
