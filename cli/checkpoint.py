@@ -106,7 +106,7 @@ def _misused(arguments: argparse.Namespace) -> str | None:
             if options.get(name):
                 return f"--{name} does not go with --as"
     elif arguments.action in ("import", "export"):
-        for name, default in (("only", []), ("dtype", None), ("config", None)):
+        for name, default in (("only", []), ("dtype", None), ("config", None), ("merge", False)):
             if arguments.action == "export" and options.get(name, default) != default:
                 return f"--{name} needs --as NAME"
         if arguments.action == "export" and arguments.file is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
 from partita.cli.source import load_file, report
+from partita.compiler.passes.build import adapters_of
 from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.names.correspondence import Weights
+from partita.dsl.names.paths import adapters_in
 from partita.dsl.names.weights import Checker, parameters_in, parameters_of
 from partita.dsl.spec import Spec
 from partita.dsl.syntax import tree
@@ -26,10 +29,15 @@ from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.proposals import template
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partita.runtime.checkpoint.adapters import Adapters
     from partita.runtime.checkpoint.loading import Commit
 
 # What a config calls the dtypes.
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+PEFT, HF = "peft", "hf"
+CAUSAL = ("ForCausalLM", "LMHeadModel")
 MOST_CONFIG = 1 << 24  # bytes
 SHARD = "5GB"
 CONFIG = "config.json"
@@ -41,6 +49,8 @@ def add_foreign_arguments(parser: argparse.ArgumentParser, export: bool) -> None
     what = "only the parameters with these names, or in these blocks and repeats"
     parser.add_argument("--only", metavar="PATH,…", type=lambda text: text.split(","), default=[], help=what)
     if export:
+        what = "with adapters, the sums of these and the matrices that they are beside"
+        parser.add_argument("--merge", action="store_true", help=what)
         parser.add_argument("--dtype", choices=DTYPES, help="cast floats to this dtype (default: as they are)")
         what = f"the most bytes of a file (default: {SHARD})"
         parser.add_argument("--shard-size", type=_size, default=_size(SHARD), metavar="SIZE", help=what)
@@ -77,10 +87,15 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
     from partita.runtime.checkpoint.foreign import export_foreign
 
     manifest = commit.manifest
-    if arguments.file is None:
-        weights = _remembered(manifest, arguments.program)
-    else:
-        weights = declared(load_file(arguments), arguments.program)
+    spec = load_file(arguments) if arguments.file is not None else None
+    adapters = adapters_in([each.name for each in manifest.tensors if "/" not in each.name])
+    if adapters and arguments.program == PEFT and not (spec is not None and PEFT in spec.weights):
+        return _export_adapters(arguments, commit, spec)
+    weights = _remembered(manifest, arguments.program) if spec is None else declared(spec, arguments.program)
+    if adapters and not arguments.only and not arguments.merge:
+        message = f"the checkpoint has adapters, of which `weights {weights.name}` say nothing"
+        help = "`--merge` adds them to what they are beside; `--as peft` writes them alone"
+        raise refuse("E0809", message, help=help)
     config = arguments.config or commit.path / CONFIG
     more = {}
     if arguments.config is not None or is_file(config):
@@ -96,11 +111,50 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
         arguments.dtype,
         arguments.shard_size,
         more,
+        _merging(arguments, commit, spec) if arguments.merge else None,
     )
     report(warnings)
     print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {manifest.step}")
     if not more:
         print(f"without {CONFIG}, which was not imported; `--config FILE` puts one beside them")
+
+
+def _adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> tuple[Adapters, Spec]:
+    """The adapters of a commit. Raises Refused (E0302) without the file that says their ranks and factors."""
+    from partita.runtime.checkpoint.adapters import Adapters
+    from partita.runtime.checkpoint.exchange import weights_of
+
+    if spec is None:
+        message = "how much adapters count stands in the .par file"
+        raise refuse("E0302", message, help="name the .par file after the directory, with the overrides of the run")
+    model, _ = spec.trained
+    calls = adapters_of(model)
+    saved = adapters_in([each.name for each in commit.manifest.tensors if "/" not in each.name])
+    if {name.rpartition(".")[0] for name in saved} != {*calls}:
+        message = f"the checkpoint has other adapters than {spec.source.name} declares"
+        raise refuse("E0809", message, help="the file, and `adapters=…`, with which the checkpoint was trained")
+    return Adapters(commit, weights_of(commit.manifest, arguments.weights), calls), spec
+
+
+def _merging(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> Callable[[str], Tensor | None]:
+    adapters, _ = _adapters(arguments, commit, spec)
+    return lambda name: adapters.merged(name) if name in adapters.calls else None
+
+
+def _export_adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> None:
+    """Export adapters as PEFT has them, beside tensors as the only `weights` say, or those called `hf`."""
+    from partita.runtime.checkpoint.adapters import export_peft
+
+    adapters, file = _adapters(arguments, commit, spec)
+    weights = declared(file, HF if len(file.weights) != 1 else next(iter(file.weights)))
+    place = arguments.config or commit.path / CONFIG
+    known = json.loads(config_of(place)) if arguments.config is not None or is_file(place) else {}
+    classes = [each for each in known.get("architectures") or () if each.endswith(CAUSAL)]
+    base = known.get("_name_or_path") or None
+    count, size = export_peft(
+        adapters, arguments.output, weights, base, "CAUSAL_LM" if classes else None, arguments.dtype
+    )
+    print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {commit.manifest.step}")
 
 
 def _remembered(manifest: Manifest, name: str) -> Weights:

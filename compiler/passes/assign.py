@@ -25,7 +25,7 @@ from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.readers import Readers
 from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.names.paths import split_part
+from partita.dsl.names.paths import adapters_in, split_part
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
 MAX_SHOWN = 4
@@ -130,8 +130,7 @@ class _Target:
         self.is_class = self.text in CLASSES
         self.scopes = frozenset(() if self.is_class else named_scopes(graph.scopes, path))
         parameters = [each for each in graph.parameters if not each.buffer]
-        known = {each.name for each in parameters}
-        self.adapters = {name for name in known if name.rpartition(".")[0] in known}
+        self.adapters = adapters_in([each.name for each in parameters])
         if not self.is_class and not any(map(self.names, parameters)):
             if any(self.names(each) for each in graph.parameters):
                 message = f"`{self.text}` is not trained: it has buffers, or is a copy"

@@ -45,14 +45,7 @@ def build(
     With `outputs`, the graph computes these, and no loss, metrics and updates.
     """
     builder = _Builder(precision, training, model, shards)
-    scope = model.name
-    builder.scope = scope
-    arguments = []
-    for name, type in zip(model.body.inputs, model.body.types, strict=False):
-        arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
-    builder.span = model.span
-    values = builder.body(model.answering if outputs else model.body, scope, arguments)
-    builder.adapting.check(each for node in builder.nodes for each in (*builder.inside.get(node, ()), node))
+    arguments, values = builder.expanded(model, bool(outputs))
     readers = Readers(builder.nodes, builder.inside)
     if outputs:
         loss = builder.apply(Constant(0.0, accumulation(precision)))
@@ -84,6 +77,13 @@ def build(
     )
 
 
+def adapters_of(model: spec.Model) -> dict[str, spec.Call]:
+    """The matrices of a model that have adapters, by full name, and what these are. Raises Refused (E0409)."""
+    builder = _Builder("f32", True, model, NOT_SPLIT)
+    builder.expanded(model)
+    return {value.name: adapter.call for value, adapter in builder.adapting.made.items()}
+
+
 class _Builder(Builder):
     """A builder that walks bodies. Recursion is as deep as blocks are nested, which the checker bounds."""
 
@@ -108,6 +108,16 @@ class _Builder(Builder):
         self.updates: dict[str, BufferWrite] = {}  # by what they change
         self.adapting = Adapting(model.adapters, self.scopes, self.declare)
         self.cotangents: dict[tuple[Value, Value], Value | None] = {}  # of what `grad` differentiated, by its operands
+
+    def expanded(self, model: spec.Model, answering: bool = False) -> tuple[list[Value], list[Value]]:
+        """The inputs of a model, and all values of its body; or, `answering`, of that of its outputs."""
+        self.scope = model.name
+        pairs = zip(model.body.inputs, model.body.types, strict=False)
+        arguments = [self.value(f"{model.name}.{name}", self.typed(type)) for name, type in pairs]
+        self.span = model.span
+        values = self.body(model.answering if answering else model.body, model.name, arguments)
+        self.adapting.check(each for node in self.nodes for each in (*self.inside.get(node, ()), node))
+        return arguments, values
 
     def typed(self, type: Type) -> Type:
         """A type of the language, with the dtype of the computation."""

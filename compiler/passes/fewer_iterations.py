@@ -55,12 +55,14 @@ def told_apart(file: spec.Spec) -> list[Mapping[str, set[int]]]:
     return list(sets.values())
 
 
-def _paths(file: spec.Spec) -> Iterator[tuple[spec.Rule | spec.OptimizerRule, Path]]:
+def _paths(file: spec.Spec) -> Iterator[tuple[spec.Rule | spec.AdapterRule | spec.OptimizerRule, Path]]:
     for rule in file.layout.rules if file.layout is not None else ():
         if isinstance(rule, spec.ShardRule):
             yield from ((rule, target.path) for target in rule.targets if target.path is not None)
         elif isinstance(rule, spec.PlaceRule | spec.RecomputeRule | spec.OffloadRule):
             yield from ((rule, path) for path in rule.paths)
+    for adapters in file.model.adapters if file.model is not None else ():
+        yield from ((adapters, path) for path in adapters.targets)
     for own in file.train.optimizer.rules if file.train is not None else ():
         yield from ((own, path) for path in own.targets)
 
@@ -72,6 +74,10 @@ def renumbered(file: spec.Spec, kept: Kept) -> spec.Spec:
     if file.layout is not None:
         rules = (_of_layout(rule, kept) for rule in file.layout.rules)
         file = evolve(file, layout=evolve(file.layout, rules=tuple(rule for rule in rules if rule is not None)))
+    if file.model is not None:
+        left = ((rule, *_left(rule.targets, rule.target_spans, kept)) for rule in file.model.adapters)
+        adapters = tuple(evolve(rule, targets=paths, target_spans=spans) for rule, paths, spans in left if paths)
+        file = evolve(file, model=evolve(file.model, adapters=adapters))
     if file.train is not None:
         own: list[spec.OptimizerRule] = []
         for rule in file.train.optimizer.rules:

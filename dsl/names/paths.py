@@ -26,6 +26,12 @@ ADAPTER = DOWN, UP, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 PART = re.compile(r"(\w+)\[(\d+)(?:\.\.(\d+))?\]")
 
 
+def adapters_in(names: Collection[str]) -> set[str]:
+    """The parameters that are an adapter's: they have the names of others around theirs."""
+    known = set(names)
+    return {name for name in known if name.rpartition(".")[0] in known}
+
+
 @cache
 def split_part(part: str) -> tuple[str, range | None]:
     """The name in a part of a path, and the iterations that follow it, if any."""

@@ -7,7 +7,7 @@ name, or is equal to what is written in its place, unless a warning says otherwi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from attrs import evolve
@@ -17,6 +17,7 @@ from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.grouping import grouped
 from partita.dsl.names.correspondence import Join, Part, Theirs, Weights
+from partita.dsl.names.paths import adapters_in
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import few, is_state, weights_of
@@ -131,15 +132,19 @@ def export_foreign(
     dtype: str | None = None,
     max_bytes: int = 5 * 10**9,
     more: Mapping[str, bytes] | None = None,
+    merged: Callable[[str], torch.Tensor | None] | None = None,
 ) -> tuple[int, int, tuple[Diagnostic, ...]]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
     `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most
     `max_bytes`, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned
-    of (W0809). Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
+    of (W0809). Adapters are left out if there is something `merged` with them, which has the parameters that they are
+    beside. Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
     OSError, and Corrupt if the commit is.
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
+    if merged is not None:
+        parameters = {name: type for name, type in parameters.items() if name not in adapters_in(parameters)}
     source = weights_of(commit.manifest, which)
     tensors = grouped(chosen_tensors(weights, parameters, only), lambda each: each.names[0])
     entries = [Entry(name, _dtype(first, dtype), first.shape) for name, (first, *_) in tensors.items()]
@@ -164,7 +169,8 @@ def export_foreign(
                 else slice(0, axis.size)
                 for axis in part.type.axes
             )
-            ours = commit.read(source[part.name], region)
+            whole = merged(part.name) if merged is not None else None
+            ours = commit.read(source[part.name], region) if whole is None else whole[region]
             alone = Part(part.name, part.type, part.groups, dict.fromkeys(part.index, 0))
             seen_as_ours(theirs, part, tensor.joined).copy_(seen_as_theirs(ours, alone))
         return theirs

@@ -182,9 +182,14 @@ def refuse_names(entries: Sequence[Entry]) -> None:
 
 
 def write_files(
-    path: PathOrUrl, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
+    path: PathOrUrl,
+    files: Sequence[Sequence[Entry]],
+    read: Callable[[Entry], torch.Tensor],
+    more: Mapping[str, bytes],
+    single: str = SINGLE,
 ) -> int:
-    """Write a new directory of files of tensors, with an index if they are several, and `more`; returns its size.
+    """Write a new directory of files of tensors, with an index if they are several, and `more`; returns its size. The
+    only file is called `single`.
 
     It has its name only when it is complete; at an address, what others read first comes last. Raises Refused (E0810),
     and OSError, also if there is something that is not empty.
@@ -192,7 +197,7 @@ def write_files(
     for entries in files:
         refuse_names(entries)
     if len(files) == 1:
-        names = [SINGLE]
+        names = [single]
     else:
         names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
     written = {name: whole_file(entries, map(read, entries)) for name, entries in zip(names, files, strict=True)}

@@ -19,6 +19,7 @@ from partita.compiler.program import Program
 from partita.dsl.advice.report import nearest
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.names.correspondence import Groups, Part, Theirs, Weights
+from partita.dsl.names.paths import adapters_in
 from partita.dsl.types import BYTES, FLOATS, INDICES, Type
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank, untrained
@@ -105,7 +106,10 @@ def import_tensors(
             else:
                 rename, renamed = _prefix(files, [tensor.names for tensor in weights.tensors()])
                 known = {rename(name) for tensor in weights.tensors() for name in tensor.names}
-                chosen = chosen_tensors(weights, parameters, only, files.unread(known))
+                named = {part.name for tensor in weights.tensors() for part in tensor.parts}
+                own = adapters_in(parameters) - named  # these begin as the file says
+                theirs = {name: type for name, type in parameters.items() if name not in own}
+                chosen = chosen_tensors(weights, theirs, only, files.unread(known))
                 imported = _found(files, source.name, chosen, Proposing(files, parameters, (), weights), rename)
                 _refuse_unexpected(files, source.name, weights, rename)
                 _refuse_others(files, imported, rename)

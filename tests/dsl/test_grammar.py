@@ -60,6 +60,6 @@ def test_keywords_are_those_of_the_language():
         "overlap",
         "in",
         *("after", "by", "padded", "repeated"),
-        *("share", "frozen", "ema", "copy", "keep", "number", "on", "stage", "place", "schedule"),
+        *("adapters", "lora", "share", "frozen", "ema", "copy", "keep", "number", "on", "stage", "place", "schedule"),
     }
     assert soft == {*first, "optimizer", "freeze"}
