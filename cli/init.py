@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
+from partita.cli.argument_types import count
 from partita.cli.command import UsageError, command
 from partita.cli.extras import missing
-from partita.cli.modules import TENSORS, import_pretrained, target
+from partita.cli.modules import TENSORS, LowRank, import_pretrained, target
 from partita.cli.source import printable
 from partita.dsl.load import load
 
 CONFIG = "config.json"
+RANK = 8
 NAMELESS = "missing file name: `partita init NAME`"
 USUAL = "start"
 SPECS = resources.files("partita.specs")
@@ -43,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="starter", choices=starter_names(), metavar="STARTER", help=what)
     what = "the file to write of a model of transformers (default: its `model_type` and `.par`)"
     parser.add_argument("-o", "--output", metavar="OUT", help=what)
+    what = "adapters in a model of transformers, of all matrices of its layers or of some modules, such as q,v"
+    parser.add_argument("--lora", nargs="?", const="", metavar="MODULE,…", help=what)
+    what = f"the rank of the adapters (default: {RANK})"
+    parser.add_argument("--rank", type=count, metavar="N", help=what)
 
 
 @command("init", add_arguments, "new", "create")
@@ -54,9 +60,14 @@ def run(arguments: argparse.Namespace) -> None:
         problem = missing("run", "a model of transformers")
         if problem is not None:
             raise UsageError(problem)
-        return import_pretrained(arguments.file, arguments.output)
-    if arguments.output is not None:
-        raise UsageError("--output is for a model of transformers: `partita init CONFIG.json`")
+        modules = tuple(each.strip() for each in (arguments.lora or "").split(",") if each.strip())
+        adapters = LowRank(modules, arguments.rank or RANK) if arguments.lora is not None else None
+        if adapters is None and arguments.rank is not None:
+            raise UsageError("--rank is that of the adapters of --lora")
+        return import_pretrained(arguments.file, arguments.output, adapters=adapters)
+    for option in ("output", "lora", "rank"):
+        if getattr(arguments, option) is not None:
+            raise UsageError(f"--{option} is for a model of transformers: `partita init CONFIG.json`")
     name = arguments.starter or USUAL
     written = arguments.file if arguments.file is not None else arguments.starter
     own, text = Path(written).name.removesuffix(".par"), starter(name)

@@ -11,13 +11,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from partita.cli.command import UsageError, writing
 from partita.cli.number_format import count_text
 from partita.cli.source import printable
 from partita.dsl.diagnostic import refuse
 from partita.dsl.load import load_text
+from partita.dsl.spec import Repeat
 from partita.dsl.syntax.format import format_text
 
 if TYPE_CHECKING:
@@ -28,16 +29,29 @@ if TYPE_CHECKING:
     from partita.importing.imported import Imported
     from partita.importing.prove import Proof
 
+LORA_RATE = "2e-4"
 NAMES = "hf"  # of the `weights` that the file has
 # What a folder of a trained model has, in the formats that `checkpoint import` reads.
 TENSORS = ("model.safetensors", "model.safetensors.index.json")
 
 
+@frozen
+class LowRank:
+    """`init --lora`: the modules that get adapters of a rank, by names or beginnings of names; none for all layers."""
+
+    modules: tuple[str, ...]
+    rank: int
+
+
 def import_pretrained(
-    source: str, output: str | None, name: str | None = None, axes: Mapping[str, Sequence[str]] | None = None
+    source: str,
+    output: str | None,
+    name: str | None = None,
+    axes: Mapping[str, Sequence[str]] | None = None,
+    adapters: LowRank | None = None,
 ) -> None:
-    """Write the file of a model of transformers, and prove it. Raises Refused (E1202, E1203, E1205), and UsageError if
-    the file exists or cannot be written.
+    """Write the file of a model of transformers, with adapters if there are to be some, and prove it. Raises Refused
+    (E1202, E1203, E1205), and UsageError if the file exists or cannot be written, or has no such modules.
     """
     from partita.importing.from_torch import file_of, proven
     from partita.importing.on_disk import on_disk
@@ -51,13 +65,37 @@ def import_pretrained(
         raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
     proof = proven(model.small, small, tell)
     written = whole(model, few)
-    file = evolve(written, text=format_text(on_disk(written.text, model.whole)))
+    text = written.text if adapters is None else adapted(written, adapters)
+    file = evolve(written, text=format_text(on_disk(text, model.whole)))
     equal = f"equal to the module at small sizes, {model.sizes}: {proof_text(small, proof)}"
     path = deliver(output, model.whole, file, equal)
     folder = Path(source) if os.path.isdir(source) else Path(source).parent
     tensors = shlex.quote(str(folder)) if any((folder / each).is_file() for each in TENSORS) else "TENSORS"
     run, shown = shlex.quote(f"runs/{path.stem}/checkpoints"), shlex.quote(str(path))
     print(f"its weights: `partita checkpoint import {run} {tensors} {shown} --as {NAMES}`")
+
+
+def adapted(file: Imported, adapters: LowRank) -> str:
+    """The text of a file with adapters, which are trained alone. Raises UsageError if it has no such modules."""
+    spec, rank = _spec(file), adapters.rank
+    named: dict[str, set[str]] = {}  # by the name of a module the matrices of ours that it has
+    for line in spec.weights[NAMES].lines:
+        module = line.theirs[0].parts[-1]
+        matrices = {each.path[-1] for each in line.ours if len(each.type.axes) > 1 and each.repeats}
+        if isinstance(module, str) and module.endswith(".weight") and matrices:
+            named.setdefault(module.removesuffix(".weight").rpartition(".")[2], set()).update(matrices)
+    chosen = dict[str, None]()
+    for name in adapters.modules:
+        found = [each for own, each in named.items() if own == name or own.startswith(f"{name}_")]
+        if not found:
+            raise UsageError(f"--lora: the layers have no module `{name}`; there are {', '.join(named)}")
+        chosen |= dict.fromkeys(sorted(set().union(*found)))
+    model, _ = spec.trained
+    repeats = {step.scope: None for step in model.body.steps if isinstance(step, Repeat)}
+    targets = ", ".join(chosen or repeats)
+    block = f"adapters small {{\nlora {targets} -> lora(rank = {rank}, alpha = {2 * rank})\nfreeze all\n}}"
+    text = file.text.replace("\ntrain {\n", f"\n{block}\n\ntrain {{\nadapters = small\n", 1)
+    return text.replace("adamw(lr = 1e-3)", f"adamw(lr = {LORA_RATE})", 1)
 
 
 def tell(line: str) -> None:

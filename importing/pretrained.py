@@ -7,11 +7,13 @@ of as many layers, whose file must be the same but for numbers.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import chain, combinations, groupby
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -74,7 +76,8 @@ AUTO = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION"
 class Pretrained:
     """The modules of a config: the `whole`, one with `few` layers, and a `small` one of these `sizes`. `length` is of
     the sequences of the file, `more` how many iterations of a repeat it has more than that of few layers, and `window`
-    that of its attention, or 0. `tokenizer` is of text that it learns to continue, or "".
+    that of its attention, or 0. `tokenizer` is of text that it learns to continue, or ""; it knows how `chats` are
+    written.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Pretrained:
     window: int
     sizes: str
     tokenizer: str
+    chats: bool
 
 
 def pretrained(source: str) -> Pretrained:
@@ -118,7 +122,16 @@ def pretrained(source: str) -> Pretrained:
     tokenizer = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "tokenizer.json")
     if not os.path.isfile(tokenizer) or task.suffix not in CONTINUING:
         tokenizer = ""
-    return Pretrained(config.model_type, whole, *examples, _length(config), longer, window, sizes, tokenizer)
+    chats = bool(tokenizer) and _has_template(os.path.dirname(tokenizer))
+    return Pretrained(config.model_type, whole, *examples, _length(config), longer, window, sizes, tokenizer, chats)
+
+
+def _has_template(folder: str) -> bool:
+    """Whether a folder says how its tokenizer writes conversations."""
+    if os.path.isfile(os.path.join(folder, "chat_template.jinja")):
+        return True
+    config = os.path.join(folder, "tokenizer_config.json")
+    return os.path.isfile(config) and "chat_template" in json.loads(Path(config).read_text(encoding="utf-8"))
 
 
 def _config(source: str) -> Any:
@@ -176,7 +189,12 @@ def _example(module: Any, task: Task) -> Example:
         if not task.targets:
             return {"logits": outputs.logits_per_text, "loss": outputs.loss}
         logits, targets = outputs.logits, given[task.targets]
-        return {"logits": logits, "loss": F.cross_entropy(logits.flatten(0, -2), targets.flatten())}
+        # What is not to be learned of a text has no target.
+        ignored = -1 if task.targets == "targets" else -100
+        return {
+            "logits": logits,
+            "loss": F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignored),
+        }
 
     vars(module)["forward"] = MethodType(forward, module)
     generator = torch.Generator().manual_seed(0)
@@ -245,6 +263,8 @@ def _of_text(model: Pretrained) -> str:
     if not model.tokenizer or not model.tokenizer.isprintable() or set(model.tokenizer) & set('"\\'):
         return ""
     source = f'jsonl("*.jsonl", tokenizer = "{model.tokenizer}", holdout = 5%)'
+    if model.chats:
+        source = f'chat("chats.jsonl", tokenizer = "{os.path.dirname(model.tokenizer)}", holdout = 5%)'
     return f"\n  # Text of your own, in the ids of this model:\n  #   {source}"
 
 
