@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from partita.cli.argument_types import count
 from partita.cli.colors import colored, is_colored
 from partita.cli.command import UsageError, command
-from partita.cli.source import add_source_arguments, load_file, printable
+from partita.cli.source import add_source_arguments, load_file, printable, report
 from partita.cli.training.places import folder_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     _, train = spec.trained
     folder = folder_of(arguments)
     program = prepare(single(spec)).program
-    dataset = bind(program, train, folder).dataset
+    bound = bind(program, train, folder)
+    report(bound.warnings)
+    dataset = bound.dataset
     if dataset is None:
         raise UsageError(f"{printable(arguments.file)}: its model has no inputs")
     written = how_spelled(sources_of(train.data)[0]) is not None

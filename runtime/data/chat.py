@@ -1,7 +1,7 @@
 """`chat(glob, tokenizer, …)`: conversations, one a line, of which what the assistant says is learned.
 
-A line is `{"messages": [{"role": "user", "content": "…"}, …]}`, with `tools` if there are any; or as ShareGPT has them,
-`{"conversations": [{"from": "human", "value": "…"}, …]}`; or as Alpaca does, `{"instruction": "…", "input": "…",
+A line is `{"messages": [{"role": "user", "content": "…"}, …]}`, with `tools` and `chat_template_kwargs`, what else the
+template reads, if there are any; or as ShareGPT has them, `{"conversations": [{"from": "human", "value": "…"}, …]}`; or as Alpaca does, `{"instruction": "…", "input": "…",
 "output": "…"}`.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from partita.dsl.config.builtins import HOLDOUT, Flag, Setting, Text
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
+from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import matched, tokenizer_file, with_tokenizer
 from partita.runtime.data.registry import Source, opened_by, register
 
@@ -18,15 +20,22 @@ from partita.runtime.data.registry import Source, opened_by, register
 BESIDE = ("chat_template.jinja", "tokenizer_config.json")
 
 
-def template_files(tokenizer: str, root: Path, call: Call) -> list[tuple[str, Path]]:
+def template_files(tokenizer: str | Path, root: Path, span: Span | None) -> list[tuple[str, Path]]:
     """The files beside a tokenizer that say how conversations are written, as far as they are there."""
-    folder = tokenizer_file(tokenizer, root, call.span).parent
+    folder = tokenizer_file(tokenizer, root, span).parent
     return [(f"{tokenizer} {name}", folder / name) for name in BESIDE if (folder / name).is_file()]
 
 
 def _files(call: Call, root: Path) -> list[tuple[str, Path]]:
     own = with_tokenizer(matched("glob"))(call, root)
-    return [*own, *template_files(call.arguments["tokenizer"], root, call)]
+    return [*own, *template_files(call.arguments["tokenizer"], root, call.span)]
+
+
+def _warnings(call: Call, root: Path) -> list[Diagnostic]:
+    """W0609: what of conversations is not learned."""
+    from partita.runtime.data.conversations import turns_left_out
+
+    return turns_left_out(call, root)
 
 
 register(
@@ -39,5 +48,6 @@ register(
         packs=True,
         endings=(".jsonl",),
         files=_files,
+        warnings=_warnings,
     )
 )

@@ -11,84 +11,36 @@ and whether each is learned another.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from attrs import Factory, field, frozen
 
-from partita.dsl.diagnostic import refuse, shown
+from partita.dsl.diagnostic import Diagnostic, refuse, shown
+from partita.dsl.reprs import count
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.chat import template_files
+from partita.runtime.data.cache import Documents
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.documents import check_documents, documents
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matched
 from partita.runtime.data.jsonl import kind_of, records
-from partita.runtime.data.packages import package
 from partita.runtime.data.packing import Packed, open_packed
 from partita.runtime.data.registry import Use
+from partita.runtime.data.templates import Template, template_of
 from partita.runtime.data.windows import length_of, share_held_out
 
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+LEFT_OUT = 2  # at the first id of a conversation: some of its turns are not learned
+SHOWN = 400  # characters of each end of a long conversation
+ALONE = "a line for each such answer, which ends with it; or a template that marks answers by `{% generation %}`"
 ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}  # of ShareGPT
 SPACES = "\u010a\u0120\u2581 \n"  # also as tokenizers of bytes, and of words, write them
 FORMS = "a line has `messages`, or `conversations` (ShareGPT), or `instruction` and `output` (Alpaca)"
-
-
-@frozen(eq=False)
-class Template:
-    """How a tokenizer writes conversations: a template of Jinja, and what else it reads, the special tokens."""
-
-    text: str
-    special: Mapping[str, str]
-    span: Span | None
-    _render: Any = field(repr=False)
-
-    @property
-    def digest(self) -> str:
-        """By its text and the special tokens."""
-        return hashlib.sha256(json.dumps([self.text, self.special], sort_keys=True).encode()).hexdigest()
-
-    def rendered(self, chat: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-        """A conversation as text, and from where to where the template marks it as what the assistant says. Raises
-        Refused (E0616).
-        """
-        return self._written(chat["messages"], chat, return_assistant_tokens_mask=self.marks)
-
-    def turns(self, chat: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-        """Of each turn of the assistant the text before it, that with it, and that with the prompt to go on; none if
-        the template marks them. Raises Refused (E0616).
-        """
-        messages = chat["messages"]
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant" and not self.marks:
-                before, _ = self._written(messages[:i], chat, add_generation_prompt=True)
-                until, _ = self._written(messages[: i + 1], chat)
-                asked, _ = self._written(messages[: i + 1], chat, add_generation_prompt=True)
-                yield before, until, asked
-
-    @property
-    def marks(self) -> bool:
-        """Whether the template marks what the assistant says."""
-        return bool(GENERATION.search(self.text))
-
-    def _written(
-        self, messages: Sequence[Any], chat: Mapping[str, Any], **options: bool
-    ) -> tuple[str, list[tuple[int, int]]]:
-        given = {"tools": chat.get("tools"), "chat_template": self.text, **self.special, **options}
-        try:
-            (text,), *found = self._render(conversations=[list(messages)], **given)
-        except Exception as error:  # whatever a template raises
-            reason = shown(str(error).split("\n")[0])
-            raise refuse("E0616", f"the template cannot write {chat['where']}: {reason}", self.span) from error
-        return text, found[0][0] if found and found[0] else []
 
 
 @frozen(eq=False)
@@ -127,17 +79,34 @@ class Chats:
         if self.kind == "ids":
             return np.array(whole.ids, self.dtype)
         learned = np.zeros(len(whole.ids), self.dtype)
+        left_out = False
         for start, end in spans:
             first, last = whole.char_to_token(start), whole.char_to_token(end - 1)
             if first is not None:
                 learned[first : len(learned) if last is None else last + 1] = 1
         for before, until, asked in self.template.turns(chat):
-            if text.startswith(before):
-                learned[slice(*self._turn(whole, before, until, asked))] = 1
-        if not learned.any():
-            help = "a conversation has a turn of the assistant, which the template does not write otherwise than alone"
-            raise refuse("E0616", f"{chat['where']} has nothing that is learned", self.template.span, help=help)
+            first, end = self._turn(whole, before, until, asked) if text.startswith(before) else (0, 0)
+            learned[first:end] = 1
+            left_out |= first == end
+        if not learned[1:].any() or (learned[1:].all() and not left_out):
+            part, help = ("everything", "see what the template marks") if learned[1:].any() else ("nothing", ALONE)
+            if not any(each["role"] == "assistant" for each in chat["messages"]):
+                help = "a conversation has a turn of the assistant"
+            notes = [self.shown(whole.ids, learned)]
+            raise refuse("E0616", f"of {chat['where']} {part} is learned", self.template.span, notes=notes, help=help)
+        if left_out:
+            learned[0] = LEFT_OUT  # it is no target of any other
         return learned
+
+    def shown(self, ids: Sequence[int], learned: np.ndarray) -> str:
+        """The text of ids in one line, in which what is learned stands in ⟦⟧; of a long one the ends."""
+        counted = (learned > 0) & (np.arange(len(ids)) > 0)
+        parts = []
+        for counts, part in groupby(zip(counted.tolist(), ids, strict=True), key=lambda each: each[0]):
+            text = self.tokens.tokenizer.decode([id for _, id in part], skip_special_tokens=False)
+            parts.append(f"⟦{text}⟧" if counts else text)
+        text = shown("".join(parts))
+        return text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} … {text[-SHOWN:]}"
 
     def _turn(self, whole: Any, before: str, until: str, asked: str) -> tuple[int, int]:
         """Where a turn is among the ids of a whole conversation: to its last special token, if it has one, without line
@@ -149,10 +118,13 @@ class Chats:
         begin = len(whole.ids) if first is None else first
         if any(each not in special for each in own[_same(own, whole.ids) :]):
             return begin, begin
-        end = min(_same(own, whole.ids), _same(other, whole.ids))
+        same = _same(own, whole.ids)
+        end = min(same, _same(other, whole.ids))
         last = next((i for i in reversed(range(begin, end)) if whole.ids[i] in special), end - 1)
-        spaces = all(not token.strip(SPACES) for token in whole.tokens[last + 1 : end])
-        return begin, last + 1 if spaces else end
+        if all(not token.strip(SPACES) for token in whole.tokens[last + 1 : end]):
+            return begin, last + 1
+        ends = end < same and whole.ids[end] in special  # only the last turn ends so
+        return begin, end + ends
 
     def _ids_of(self, text: str) -> Any:
         return self.tokens.tokenizer.encode(text, add_special_tokens=False)
@@ -165,28 +137,21 @@ def _same(one: Sequence[int], other: Sequence[int]) -> int:
 
 def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Packed:
     """The dataset of conversations, whole ones in rows. Raises Refused (E06xx)."""
-    tokens = encoder_of(call, root, special=False)
-    assert isinstance(tokens, Tokens)  # a tokenizer is given
-    template = _template(call, root)
-    files = matched("glob")(call, root)
+    corpus, learned, chats = _opened(call, root)
     pattern = call.arguments["glob"]
-
-    def read(path: Path, name: str) -> Iterator[tuple[str, bool]]:
-        for record, where in records(path, name, call.span):
-            yield json.dumps({**_conversation(record, where, call.span), "where": where}), True
-
-    corpus, learned = (
-        documents(files, read, "chat", Chats(tokens, template, kind), call.span) for kind in ("ids", "learned")
-    )
     check_documents(corpus, inputs, f"`{pattern}`", call.span)
     length = length_of(inputs, call.span)
     sizes = np.diff(corpus.ends, prepend=0)
     if len(sizes) and sizes.max() > length and not call.arguments["cut"]:
+        longest = int(sizes.argmax())
         raise refuse(
             "E0607",
-            f"conversation {int(sizes.argmax())} of `{pattern}` has {int(sizes.max()):,} ids, and a row has {length:,}",
+            f"conversation {longest} of `{pattern}` has {int(sizes.max()):,} ids, and a row has {length:,}",
             call.span,
-            notes=[f"{int((sizes > length).sum()):,} of {len(sizes):,} are longer than a row"],
+            notes=[
+                f"{int((sizes > length).sum()):,} of {len(sizes):,} are longer than a row",
+                _row(corpus, learned, chats, longest),
+            ],
             help="a longer sequence; or `cut = true`, by which each is cut into rows, also within an answer",
         )
     return open_packed(
@@ -202,25 +167,38 @@ def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
     )
 
 
-def _template(call: Call, root: Path) -> Template:
-    """The template of a call's tokenizer. Raises Refused (E0617, E0619)."""
-    name = call.arguments["tokenizer"]
-    found = {path.name: path.read_text(encoding="utf-8") for _, path in template_files(name, root, call)}
-    config = json.loads(found.get("tokenizer_config.json", "{}"))
-    template = found.get("chat_template.jinja", config.get("chat_template"))
-    if isinstance(template, list):  # several, by name
-        template = next((each["template"] for each in template if each["name"] == "default"), None)
-    if not isinstance(template, str):
-        help = "`chat_template.jinja` beside it says how conversations are written; `save_pretrained` writes it"
-        raise refuse("E0619", f"`{name}` has no template for chats", call.span, help=help)
-    library = package("transformers.utils.chat_template_utils", "chat", "`chat`", call.span)
-    package("jinja2", "chat", "`chat`", call.span)
-    special = {
-        key: each["content"] if isinstance(each, dict) else each
-        for key, each in config.items()
-        if key.endswith("_token") and isinstance(each, str | dict)
-    }
-    return Template(template, special, call.span, library.render_jinja_template)
+def turns_left_out(call: Call, root: Path) -> list[Diagnostic]:
+    """A warning (W0609) of conversations some of whose turns are not learned. Raises Refused (E06xx)."""
+    corpus, learned, chats = _opened(call, root)
+    if learned.largest != LEFT_OUT:
+        return []
+    starts = np.concatenate([np.zeros(1, np.int64), learned.ends[:-1]])
+    numbers = np.flatnonzero(np.asarray(learned.ids)[starts] == LEFT_OUT)
+    what = f"{len(numbers):,} of {count(len(starts), 'conversation')} in `{call.arguments['glob']}`"
+    what += " have turns of the assistant that are not learned: the template writes them otherwise than alone"
+    first = _row(corpus, learned, chats, int(numbers[0]))
+    return [Diagnostic("W0609", what, call.span, notes=(f"conversation {numbers[0]}: {first}",), help=ALONE)]
+
+
+def _opened(call: Call, root: Path) -> tuple[Documents, Documents, Chats]:
+    """The ids of a call's conversations, whether each is learned, and what has made them. Raises Refused (E06xx)."""
+    tokens = encoder_of(call, root, special=False)
+    assert isinstance(tokens, Tokens)  # a tokenizer is given
+    template = template_of(call.arguments["tokenizer"], root, call.span)
+    files = matched("glob")(call, root)
+
+    def read(path: Path, name: str) -> Iterator[tuple[str, bool]]:
+        for record, where in records(path, name, call.span):
+            yield json.dumps({**_conversation(record, where, call.span), "where": where}), True
+
+    ids, learned = (Chats(tokens, template, kind) for kind in ("ids", "learned"))
+    return documents(files, read, "chat", ids, call.span), documents(files, read, "chat", learned, call.span), ids
+
+
+def _row(corpus: Documents, learned: Documents, chats: Chats, number: int) -> str:
+    """A conversation, for messages."""
+    part = slice(int(corpus.ends[number - 1]) if number else 0, int(corpus.ends[number]))
+    return chats.shown(np.asarray(corpus.ids[part]).tolist(), np.asarray(learned.ids[part]))
 
 
 def _conversation(record: dict[str, Any], where: str, span: Span | None) -> dict[str, Any]:
@@ -230,7 +208,10 @@ def _conversation(record: dict[str, Any], where: str, span: Span | None) -> dict
         for message in found["messages"]:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise refuse("E0616", f"a message in {where} has no `role`", span, help=FORMS)
-        return found | ({"tools": record["tools"]} if record.get("tools") else {})
+        kwargs = record.get("chat_template_kwargs") or {}
+        if not isinstance(kwargs, dict):
+            raise refuse("E0616", f"`chat_template_kwargs` in {where} is {kind_of(kwargs)}, not an object", span)
+        return {**found, "chat_template_kwargs": kwargs} | ({"tools": record["tools"]} if record.get("tools") else {})
     if "conversations" in record:
         turns = _listed(record["conversations"], "conversations", where, span)
         if not all(isinstance(each, dict) and {"from", "value"} <= each.keys() for each in turns):

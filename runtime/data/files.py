@@ -104,7 +104,9 @@ def with_tokenizer(files: Files) -> Files:
 
 def tokenizer_file(name: str | Path, root: Path, span: Span | None) -> Path:
     """The file of a tokenizer, or of one in a folder. Raises Refused, as `resolve_files` does."""
-    if isinstance(name, str) and "://" not in name and (root / name).is_dir():
+    if isinstance(name, Path):
+        name = name / "tokenizer.json" if name.is_dir() else name
+    elif "://" not in name and (root / name).is_dir():
         name = f"{name}/tokenizer.json"
     return single(name, root, span)
 

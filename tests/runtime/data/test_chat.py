@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from attrs import frozen
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
@@ -18,48 +21,76 @@ from tests.files import checked
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
+TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"]
 SPECIAL += ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>", "[INST]", "[/INST]", "<s>", "</s>"]
-SPECIAL += ["<start_of_turn>", "<end_of_turn>", "<bos>"]
+SPECIAL += ["<start_of_turn>", "<end_of_turn>", "<bos>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"]
+SPECIAL += ["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
 
-# As published, but for tools; and what the assistant says as it would be marked.
 CHATML = (
     "{% for message in messages %}{% if loop.first and message.role != 'system' %}"
     "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
-    "{{ '<|im_start|>' + message.role + '\n' }}OPEN{{ message.content + '<|im_end|>' }}CLOSE{{ '\n' }}{% endfor %}"
+    "{{ '<|im_start|>' + message.role + '\n' }}{{ message.content + '<|im_end|>' }}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LLAMA = (
-    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
-    "OPEN{{ message['content'] | trim + '<|eot_id|>' }}CLOSE{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-PHI = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' }}"
-    "OPEN{{ message['content'] + '<|end|>' }}CLOSE{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
-    "OPEN{{ ' ' + message['content'] + eos_token }}CLOSE{% endif %}{% endfor %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
-    "{{ '<start_of_turn>' + role + '\n' }}OPEN{{ message['content'] | trim + '<end_of_turn>' }}CLOSE{{ '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "phi": PHI, "mistral": MISTRAL, "gemma": GEMMA}
 
-CHATS = [
-    [("user", "what is two and two?"), ("assistant", "it is four.")],
-    [("user", "say hello"), ("assistant", "hello\nthere"), ("user", "and now?"), ("assistant", "good bye, <end>")],
-    [("user", "  spaces "), ("assistant", "  kept or not  ")],
+
+@frozen
+class Published:
+    """Where a template writes a message, behind `before`; what of an assistant's is the prompt to answer, and how much
+    follows the end of the turn; which turns it writes as alone; and whether it writes system turns, and calls of tools.
+    """
+
+    before: str
+    head: str
+    tail: str = "0"
+    which: str = "true"
+    system: bool = True
+    tools: bool = True
+
+
+MESSAGES = "{%- for message in messages %}"
+LOOP = "{%- for message in loop_messages -%}"
+HEADER = "'<|start_header_id|>assistant<|end_header_id|>\n\n'"
+TURN = "'<|im_start|>assistant\n'"
+THOUGHT = f"({TURN} + ('<think>\n\n</think>\n\n' if enable_thinking is false else ''))"
+THINKS = "loop.index0 > ns.last_query_index and (loop.last or message.reasoning_content)"
+ENDS = "0 if loop.last or message.tool_calls else '<|end|>'|length"
+PUBLISHED = {
+    "llama3": Published("{% endif %}", HEADER, tools=False),
+    "llama3_1": Published(MESSAGES, HEADER),
+    "qwen2_5": Published(MESSAGES, TURN, "1"),
+    "qwen3": Published(MESSAGES, THOUGHT, "1", THINKS),
+    "mistral": Published("{%- for message in loop_messages %}", "''", system=False),
+    "gemma3": Published(LOOP, "'<start_of_turn>model\n'", "1", tools=False),
+    "phi3": Published("{% for message in messages %}", "'<|assistant|>\n'", "1", tools=False),
+    "gpt_oss": Published(LOOP, "'<|start|>assistant'", ENDS),
+    "smollm3": None,  # it has marks
+}
+
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "what is two and two?"}, {"role": "assistant", "content": "it is four."}],
+    [
+        {"role": "user", "content": "say hello"},
+        {"role": "assistant", "content": "hello\nthere"},
+        {"role": "user", "content": "and now?"},
+        {"role": "assistant", "content": "good bye, <end>"},
+    ],
+    [{"role": "user", "content": "  spaces "}, {"role": "assistant", "content": "  kept or not  "}],
 ]
-FILE = """axis batch = 2, seq = 96, embed = 4, vocab = 400
+HURRIED = [{"role": "user", "content": "think?"}, {"role": "assistant", "content": "no"}]
+SYSTEM = [{"role": "system", "content": "be brief"}, *CHATS[1]]
+CALL = {"id": "123456789", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+CALLED = [
+    CHATS[0][0],
+    {"role": "assistant", "content": "", "reasoning_content": "a sum", "tool_calls": [CALL]},
+    {"role": "tool", "name": "add", "content": "4", "tool_call_id": "123456789"},
+    CHATS[0][1],
+]
+INTEGER = {"type": "integer", "description": "a term"}
+PARAMETERS = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "required": ["a", "b"]}
+TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": PARAMETERS}}
+FILE = """axis batch = 2, seq = 2_048, embed = 4, vocab = 400
 model lm(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   param table: [vocab, embed] ~ normal(1.0)
   loss cross_entropy(dot(embedding(tokens, table, over = vocab), table, over = embed), targets, over = vocab,
@@ -69,27 +100,36 @@ train { data = chat("chats.jsonl", tokenizer = "own")  optimizer = sgd(lr = 0.1)
 """
 
 
-def written(folder: Path, template: str, **special: str) -> Any:
-    """A tokenizer with a template, saved; and one of transformers, whose template marks what the assistant says."""
+def written(folder: Path, template: str, marked: str | None = None, **special: str) -> Any:
+    """A tokenizer with a template, saved; and one of transformers, with the same or another."""
     inner = tokenizers.Tokenizer(tokenizers.models.BPE())
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=SPECIAL)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=SPECIAL)
     inner.train_from_iterator(["what is it and is it four", "hello there and now"] * 9, trainer)
     special = {"bos_token": "<s>", "eos_token": "</s>"} | special
     (folder / "own").mkdir()
     inner.save(str(folder / "own" / "tokenizer.json"))
     (folder / "own" / "tokenizer_config.json").write_text(json.dumps(special))
-    (folder / "own" / "chat_template.jinja").write_text(template.replace("OPEN", "").replace("CLOSE", ""))
-    marked = template.replace("OPEN", "{% if message['role'] == 'assistant' %}{% generation %}")
-    body = marked.partition("{% generation %}")[2].partition("CLOSE")[0]
-    marked = marked.replace("CLOSE", "{% endgeneration %}{% else %}" + body + "{% endif %}")
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=marked, **special)
+    (folder / "own" / "chat_template.jinja").write_text(template)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=marked or template, **special)
 
 
-def messages(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in chat]
+def published(name: str) -> tuple[str, str]:
+    """A template as published, and the same with marks around what the assistant says, as a text within the text."""
+    template, how = (TEMPLATES / f"{name}.jinja").read_text(), PUBLISHED[name]
+    if how is None:
+        return template, template
+    *_, end = re.finditer("{%-? endfor", template)
+    start = template.rindex(how.before, 0, end.start()) + len(how.before)
+    first, last = f"{how.head}|length", f"body|length - ({how.tail})"
+    marks = (
+        f"{{%- set body %}}{template[start : end.start()]}{{%- endset %}}"
+        f"{{%- if message.role == 'assistant' and {how.which} %}}{{{{- body[:{first}] }}}}{{% generation %}}"
+        f"{{{{ body[{first}:{last}] }}}}{{% endgeneration %}}{{{{ body[{last}:] }}}}{{%- else %}}{{{{- body }}}}{{%- endif %}}"
+    )
+    return template, template[:start] + marks + template[end.start() :]
 
 
 def rows(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> dict[tuple[int, ...], list[int]]:
@@ -108,17 +148,34 @@ def rows(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> dict[tup
     return found
 
 
+class Day(datetime):
+    """The day that conversations are of."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime(2025, 1, 1)
+
+
 @pytest.mark.parametrize("marked", [False, True])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_ids_and_what_is_learned_are_those_of_transformers(name: str, marked: bool, tmp_path: Path):
-    theirs = written(tmp_path, TEMPLATES[name])
-    if marked:
-        (tmp_path / "own" / "chat_template.jinja").write_text(theirs.chat_template)
-    found = rows(tmp_path, [{"messages": messages(chat)} for chat in CHATS])
-    assert len(found) == len(CHATS)
-    for chat in CHATS:
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ids_and_what_is_learned_are_those_of_transformers(
+    name: str, marked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    how, texts = PUBLISHED[name], published(name)
+    theirs = written(tmp_path, texts[marked], texts[1])
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Day)
+    lines: list[dict[str, Any]] = [{"messages": chat} for chat in CHATS]
+    lines += [{"messages": SYSTEM}] if how is None or how.system else []
+    called = [{**each} for each in CALLED]
+    if name == "gpt_oss":  # it leaves thoughts out of what an answer is to
+        del called[1]["reasoning_content"]
+    lines += [{"messages": called, "tools": [TOOL]}] if how is None or how.tools else []
+    lines += [{"messages": HURRIED, "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "low"}}]
+    found = rows(tmp_path, lines)
+    for line in lines:
         options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        expected = theirs.apply_chat_template(messages(chat), **options)
+        options |= {"tools": line.get("tools"), **line.get("chat_template_kwargs", {})}
+        expected = theirs.apply_chat_template(line["messages"], **options)
         ids, mask = expected["input_ids"], expected["assistant_masks"]
         assert any(mask)
         targets = [each if learned else -1 for each, learned in zip(ids[1:], mask[1:], strict=True)]
@@ -144,8 +201,8 @@ def test_a_turn_that_is_written_otherwise_later_is_not_learned(behind: bool, tmp
     content = "{{ message.content }}"
     both = f"{content}{thought}" if behind else f"{thought}{content}"
     theirs = written(tmp_path, CHATML.replace("{{ message.content + '<|im_end|>' }}", both + "{{ '<|im_end|>' }}"))
-    ids = theirs.apply_chat_template(messages(CHATS[1]), tokenize=True, return_dict=True)["input_ids"]
-    targets = rows(tmp_path, [{"messages": messages(CHATS[1])}])[tuple(ids)]
+    ids = theirs.apply_chat_template(CHATS[1], tokenize=True, return_dict=True)["input_ids"]
+    targets = rows(tmp_path, [{"messages": CHATS[1]}])[tuple(ids)]
     learned = theirs.decode([each for each in targets if each >= 0])
     assert learned == ("good bye, <end> aha <|im_end|>" if behind else " aha good bye, <end><|im_end|>")
 
@@ -164,10 +221,10 @@ def test_a_turn_that_is_written_otherwise_later_is_not_learned(behind: bool, tmp
         (
             {"messages": [{"role": "user", "content": "a"}]},
             "E0616",
-            "line 1 of `chats.jsonl` has nothing that is learned",
+            "of line 1 of `chats.jsonl` nothing is learned",
         ),
         ({"messages": [{"role": "user", "content": 3}]}, "E0616", "the template cannot write line 1 of `chats.jsonl`"),
-        ({"instruction": "a " * 99, "output": "b"}, "E0607", "ids, and a row has 96"),
+        ({"instruction": "a " * 2100, "output": "b"}, "E0607", "ids, and a row has 2,048"),
     ],
 )
 def test_what_is_wrong_with_a_conversation_is_said(line: dict[str, Any], code: str, words: str, tmp_path: Path):
@@ -180,10 +237,10 @@ def test_what_is_wrong_with_a_conversation_is_said(line: dict[str, Any], code: s
 
 def test_long_conversations_are_cut_where_that_is_said(tmp_path: Path):
     written(tmp_path, CHATML)
-    lines = [{"instruction": "a", "output": "b " * 99}]
-    with pytest.raises(Refused, match=r"conversation 0 of `chats.jsonl` has \d+ ids(.|\n)*`cut = true`"):
+    lines = [{"instruction": "a", "output": "b " * 2100}]
+    with pytest.raises(Refused, match=r"conversation 0 of `chats.jsonl` has [\d,]+ ids(.|\n)*`cut = true`"):
         rows(tmp_path, lines)
-    assert sum(each >= 0 for targets in rows(tmp_path, lines, "train.data.cut=true").values() for each in targets) > 96
+    assert sum(each >= 0 for targets in rows(tmp_path, lines, "train.data.cut=true").values() for each in targets) > 2048
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path):
