@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from partita.cli.command import UsageError
+from partita.cli.forwarding import INPUT, forwarded_input
 from partita.cli.source import add_python_argument, add_source_arguments, load_file, load_quietly, report, say
 from partita.cli.streams import tolerate_output_errors
 from partita.cli.training.devices import device_of_rank, transport_of
@@ -65,8 +66,11 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=place_of, metavar="DATA", help=what)
 
 
-def use(arguments: argparse.Namespace, act: Use) -> int:
-    """Use the model of a command's file. Returns 0, or 3 if a rank failed. Raises UsageError and Refused."""
+def use(arguments: argparse.Namespace, act: Use, reads: bool = False) -> int:
+    """Use the model of a command's file; the first rank `reads` standard input. Returns 0, or 3 if a rank failed.
+
+    Raises UsageError and Refused.
+    """
     try:
         identity = rank_from_environment()
     except ValueError as error:
@@ -86,8 +90,13 @@ def use(arguments: argparse.Namespace, act: Use) -> int:
 
         act(arguments, spec, LocalRanks(range(ranks), kind.cluster(ranks, False, 0)), say)
         return 0
+    environment, inherited = dict(os.environ), []
+    if reads:
+        inherited = [forwarded_input()]
+        environment[INPUT] = str(inherited[0])
+    command = [sys.executable, "-m", "partita", *arguments.given]
     try:
-        return launch([sys.executable, "-m", "partita", *arguments.given], ranks, environment=os.environ)
+        return launch(command, ranks, environment=environment, inherited=inherited)
     except OSError as error:
         raise UsageError(f"cannot start the ranks: {error.strerror or error}", FAILED) from error
 

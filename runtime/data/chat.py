@@ -1,8 +1,8 @@
 """`chat(glob, tokenizer, …)`: conversations, one a line, of which what the assistant says is learned.
 
-A line is `{"messages": [{"role": "user", "content": "…"}, …]}`, with `tools` and `chat_template_kwargs`, what else the
-template reads, if there are any; or as ShareGPT has them, `{"conversations": [{"from": "human", "value": "…"}, …]}`; or as Alpaca does, `{"instruction": "…", "input": "…",
-"output": "…"}`.
+A line is `{"messages": [{"role": "user", "content": "…"}, …]}`, with `tools` and `chat_template_kwargs` (what else the
+template reads) if there are any; or as ShareGPT has them, `{"conversations": [{"from": "human", "value": "…"}, …]}`; or
+as Alpaca does, `{"instruction": "…", "input": "…", "output": "…"}`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from partita.dsl.config.builtins import HOLDOUT, Flag, Setting, Text
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
-from partita.dsl.syntax.source import Span
 from partita.runtime.data.files import matched, tokenizer_file, with_tokenizer
 from partita.runtime.data.registry import Source, opened_by, register
 
@@ -20,15 +19,11 @@ from partita.runtime.data.registry import Source, opened_by, register
 BESIDE = ("chat_template.jinja", "tokenizer_config.json")
 
 
-def template_files(tokenizer: str | Path, root: Path, span: Span | None) -> list[tuple[str, Path]]:
-    """The files beside a tokenizer that say how conversations are written, as far as they are there."""
-    folder = tokenizer_file(tokenizer, root, span).parent
-    return [(f"{tokenizer} {name}", folder / name) for name in BESIDE if (folder / name).is_file()]
-
-
 def _files(call: Call, root: Path) -> list[tuple[str, Path]]:
-    own = with_tokenizer(matched("glob"))(call, root)
-    return [*own, *template_files(call.arguments["tokenizer"], root, call.span)]
+    tokenizer = call.arguments["tokenizer"]
+    folder = tokenizer_file(tokenizer, root, call.span).parent
+    beside = [(f"{tokenizer} {name}", folder / name) for name in BESIDE if (folder / name).is_file()]
+    return [*with_tokenizer(matched("glob"))(call, root), *beside]
 
 
 def _warnings(call: Call, root: Path) -> list[Diagnostic]:

@@ -195,6 +195,15 @@ def _opened(call: Call, root: Path) -> tuple[Documents, Documents, Chats]:
     return documents(files, read, "chat", ids, call.span), documents(files, read, "chat", learned, call.span), ids
 
 
+def end_of_turn(tokens: Tokens, template: Template) -> int | None:
+    """The special token with which a turn of the assistant ends, if there is one. Raises Refused (E0616)."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = json.dumps({"messages": messages, "where": "a turn"})
+    (ids,), (learned,) = (Chats(tokens, template, kind).encode([text]) for kind in ("ids", "learned"))
+    last = int(ids[np.flatnonzero(learned)[-1]])
+    return last if last in tokens.tokenizer.get_added_tokens_decoder() else None
+
+
 def _row(corpus: Documents, learned: Documents, chats: Chats, number: int) -> str:
     """A conversation, for messages."""
     part = slice(int(corpus.ends[number - 1]) if number else 0, int(corpus.ends[number]))

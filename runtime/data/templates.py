@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.chat import template_files
+from partita.runtime.data.files import read, tokenizer_file
 from partita.runtime.data.packages import package
 
 DATE = datetime(2025, 1, 1)
@@ -83,10 +83,10 @@ class Template:
 
 
 def template_of(tokenizer: str | Path, root: Path, span: Span | None) -> Template:
-    """The template of a tokenizer, which is a folder, or a file in one. Raises Refused (E0601 to E0603, E0617, E0619)."""
-    found = {path.name: path.read_text(encoding="utf-8") for _, path in template_files(tokenizer, root, span)}
-    config = json.loads(found.get("tokenizer_config.json", "{}"))
-    template = found.get("chat_template.jinja", config.get("chat_template"))
+    """The template of a tokenizer, which is a folder, or a file in one. Raises Refused (E06xx)."""
+    folder = tokenizer_file(tokenizer, root, span).parent
+    config, own = json_object(folder / "tokenizer_config.json", span), folder / "chat_template.jinja"
+    template = read(own, span).decode(errors="replace") if own.is_file() else config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((each["template"] for each in template if each["name"] == "default"), None)
     if not isinstance(template, str):
@@ -95,6 +95,20 @@ def template_of(tokenizer: str | Path, root: Path, span: Span | None) -> Templat
     library = package("transformers.utils.chat_template_utils", "chat", "a template for chats", span)
     package("jinja2", "chat", "a template for chats", span)
     return Template(template, special_tokens(config), span, library.render_jinja_template)
+
+
+def json_object(path: Path, span: Span | None) -> dict[str, Any]:
+    """The object in a file, empty where there is no file. Raises Refused (E0603, E0619)."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(read(path, span))
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
+    except (ValueError, RecursionError) as error:
+        help = "`save_pretrained` of transformers writes it"
+        raise refuse("E0619", f"cannot read `{path.name}` beside the tokenizer: {error}", span, help=help) from error
+    return found
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""How text becomes ids and ids text: bytes, the characters of the training text, or a `tokenizer.json`."""
+"""How text becomes ids and ids text: bytes, the characters of the training text, or a `tokenizer.json`.
+
+Each has `ends`: ids that end a text, one after the other. They are what the data calls `end`, and what the folder of a
+tokenizer says of its model: the `eos_token` of tokenizer_config.json, the `eos_token_id` of generation_config.json.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,20 @@ from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.data.encoders import Tokens, encoder_of
+from partita.runtime.data.files import tokenizer_file
 from partita.runtime.data.registry import with_training_arguments
+from partita.runtime.data.templates import json_object, special_tokens
 from partita.runtime.data.text import alphabet_of
 
+# Sequences of ids, each of which ends a text.
+Ends: TypeAlias = tuple[tuple[int, ...], ...]
 
+
+@frozen
 class Bytes:
     """UTF-8: an id is a byte. What is not UTF-8 becomes U+FFFD."""
+
+    ends: Ends = ()
 
     def ids(self, text: str, place: Span | None = None) -> list[int]:
         """The ids of a text, which stands at a place: its bytes."""
@@ -39,6 +51,7 @@ class Characters:
     """An id is the number of a character in a sorted alphabet."""
 
     alphabet: str
+    ends: Ends = ()
 
     def ids(self, text: str, place: Span | None = None) -> list[int]:
         """The characters' numbers. Raises Refused (E1002) for one that the alphabet lacks."""
@@ -60,6 +73,7 @@ class Tokenizer:
     """A tokenizer of the `tokenizers` library."""
 
     loaded: Any
+    ends: Ends = ()
 
     def ids(self, text: str, place: Span | None = None) -> list[int]:
         """Its ids, with the special ones that it puts around a text."""
@@ -93,15 +107,30 @@ def encoding_of(data: Call, folder: Path, tokenizer: PathOrUrl | None) -> Encodi
     trained = data
     data = spelling_of(trained, help="name a tokenizer: `--tokenizer tokenizer.json`")
     arguments = data.arguments
+    end = arguments.get("end")
     if arguments.get("tokenizer") is not None:
-        return _tokenizer(arguments["tokenizer"], folder, data.span)
+        return _tokenizer(arguments["tokenizer"], folder, data.span, end)
     if arguments.get("alphabet") == "chars":
         return Characters(alphabet_of(with_training_arguments(data, trained, folder), folder))
-    return Bytes()
+    return Bytes((tuple(end.encode()),) if end else ())
 
 
-def _tokenizer(name: str | Path, folder: Path, span: Span | None) -> Encoding:
-    """The encoding of a `tokenizer.json`."""
-    encoder = encoder_of(Call("text", {"tokenizer": name}, span), folder)
+def _tokenizer(name: str | Path, folder: Path, span: Span | None, end: str | None = None) -> Tokenizer:
+    """The encoding of a `tokenizer.json`, or of one in a folder."""
+    encoder = encoder_of(Call("text", {"tokenizer": name, "end": end}, span), folder)
     assert isinstance(encoder, Tokens)
-    return Tokenizer(encoder.tokenizer)
+    ends = [] if encoder.end is None else [encoder.end]
+    return Tokenizer(
+        encoder.tokenizer, tuple((id,) for id in dict.fromkeys((*ends, *_eos(name, folder, span, encoder))))
+    )
+
+
+def _eos(name: str | Path, folder: Path, span: Span | None, encoder: Tokens) -> Iterator[int]:
+    """The ids that the files beside a tokenizer say end a text."""
+    beside = tokenizer_file(name, folder, span).parent
+    eos = special_tokens(json_object(beside / "tokenizer_config.json", span)).get("eos_token")
+    id = encoder.tokenizer.token_to_id(eos) if eos is not None else None
+    if id is not None:
+        yield id
+    ids = json_object(beside / "generation_config.json", span).get("eos_token_id")
+    yield from (each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int))

@@ -139,6 +139,21 @@ class Ranks:
         self.here.cluster.run([each(rank) for rank in self.ranks])
         return results[self.ranks[0].rank]
 
+    def shared(self, text: str | None) -> str | None:
+        """A text that the first rank of all has, on all of them; None if it has none."""
+
+        def part(rank: ForwardRank) -> Generator[None, None, str | None]:
+            own = b"" if text is None or rank.rank else b"\1" + text.encode("utf-8", "surrogatepass")
+            size = yield from rank.sum(torch.tensor([len(own)], dtype=torch.float64))
+            vector = torch.zeros(int(size), dtype=torch.float64)
+            vector[: len(own)] = torch.tensor(list(own))
+            if not len(vector):
+                return None
+            found = yield from rank.sum(vector)
+            return bytes(found[1:].int().tolist()).decode("utf-8", "surrogatepass")
+
+        return self.run(part)
+
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take their shards of the full tensors."""
         for rank in self.ranks:

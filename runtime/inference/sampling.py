@@ -16,7 +16,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
 from partita.dsl.syntax.source import Span
 from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.encoding import Encoding, encoding_of
+from partita.runtime.inference.encoding import Encoding, Ends, encoding_of
 from partita.runtime.inference.ranks import LocalRanks, Ranks, all_ranks_local, ranks_of
 from partita.runtime.inference.scoring import Scorer, Scoring, check_prompt, scoring_of
 from partita.runtime.python_functions import functions_of
@@ -50,11 +50,15 @@ class Writer:
         """Refuse (E1001) a model that sees what follows."""
         self.ranks.run(lambda rank: self.scorers[rank.rank].check_causal())
 
-    def written(self, prompt: Sequence[int], length: int, choice: Choice) -> Iterator[int]:
-        """`length` ids that follow a prompt of from one to `window` ids, as they are chosen."""
+    def written(self, prompt: Sequence[int], length: int, choice: Choice, ends: Ends = ()) -> Iterator[int]:
+        """At most `length` ids that follow a prompt of from one to `window` ids, as they are chosen, up to what ends
+        the text; its last id is not among them.
+        """
         text = list(prompt)
         for index in range(length):
             text.append(self._next(text, index, choice))
+            if any(tuple(text[max(len(prompt), len(text) - len(end)) :]) == end for end in ends):
+                return
             yield text[-1]
 
     def _next(self, text: Sequence[int], index: int, choice: Choice) -> int:

@@ -224,15 +224,15 @@ def seen(text: Sequence[int], window: int) -> Sequence[int]:
     return text if beyond < 0 else text[-shortest - beyond % (window + 1 - shortest) :]
 
 
-def check_prompt(model: LanguageModel, ids: Sequence[int], span: Span | None = None) -> None:
+def check_prompt(model: LanguageModel, ids: Sequence[int], span: Span | None = None, name: str = "the prompt") -> None:
     """Refuse (E1002) a prompt that the model cannot take, at its place in the file if it has one."""
     if not ids:
         raise refuse("E1002", "the prompt is empty", span, help="give at least one character, or leave out the prompt")
     if len(ids) > model.window:
-        what = f"the prompt has {len(ids):,} tokens, and `{model.sequence.name}` has {model.window:,}"
-        raise refuse("E1002", what, span, help="shorten the prompt")
+        what = f"{name} has {len(ids):,} tokens, and `{model.sequence.name}` has {model.window:,}"
+        raise refuse("E1002", what, span, help=f"shorten {name}")
     if max(ids) >= model.vocab.size:
-        what = f"the prompt has the id {max(ids)}, and `{model.vocab.name}` has size {model.vocab.size}"
+        what = f"{name} has the id {max(ids)}, and `{model.vocab.name}` has size {model.vocab.size}"
         raise refuse("E1002", what, span, help="the tokenizer must be that with which the model was trained")
 
 

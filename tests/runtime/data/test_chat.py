@@ -24,7 +24,16 @@ tokenizers = pytest.importorskip("tokenizers")
 TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"]
 SPECIAL += ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>", "[INST]", "[/INST]", "<s>", "</s>"]
-SPECIAL += ["<start_of_turn>", "<end_of_turn>", "<bos>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"]
+SPECIAL += [
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<bos>",
+    "<|start|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|return|>",
+    "<|call|>",
+]
 SPECIAL += ["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
 
 CHATML = (
@@ -127,7 +136,8 @@ def published(name: str) -> tuple[str, str]:
     marks = (
         f"{{%- set body %}}{template[start : end.start()]}{{%- endset %}}"
         f"{{%- if message.role == 'assistant' and {how.which} %}}{{{{- body[:{first}] }}}}{{% generation %}}"
-        f"{{{{ body[{first}:{last}] }}}}{{% endgeneration %}}{{{{ body[{last}:] }}}}{{%- else %}}{{{{- body }}}}{{%- endif %}}"
+        f"{{{{ body[{first}:{last}] }}}}{{% endgeneration %}}{{{{ body[{last}:] }}}}"
+        "{%- else %}{{- body }}{%- endif %}"
     )
     return template, template[:start] + marks + template[end.start() :]
 
@@ -240,7 +250,9 @@ def test_long_conversations_are_cut_where_that_is_said(tmp_path: Path):
     lines = [{"instruction": "a", "output": "b " * 2100}]
     with pytest.raises(Refused, match=r"conversation 0 of `chats.jsonl` has [\d,]+ ids(.|\n)*`cut = true`"):
         rows(tmp_path, lines)
-    assert sum(each >= 0 for targets in rows(tmp_path, lines, "train.data.cut=true").values() for each in targets) > 2048
+    assert (
+        sum(each >= 0 for targets in rows(tmp_path, lines, "train.data.cut=true").values() for each in targets) > 2048
+    )
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path):
