@@ -128,6 +128,22 @@ def test_a_tokenizer_makes_ids_of_text(trained: Path) -> None:
     assert "error[E1002]: the prompt has the id 300, and `vocab` has size 256" in done.stderr
 
 
+def test_a_text_ends_where_the_tokenizer_says(trained: Path) -> None:
+    """By the id that a file beside it has; each id is a character."""
+    from tokenizers import Tokenizer, decoders, models
+
+    (trained / "own").mkdir()
+    tokenizer = Tokenizer(models.WordLevel({chr(0x4E00 + id): id for id in range(256)}, unk_token="\u4e00"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(trained / "own" / "tokenizer.json"))
+    asked = ("sample", "m.par", "--prompt", "\u4e01", "--length", "20", "--temperature", "9", "--tokenizer", "own")
+    whole = here(*asked, cwd=trained).stdout.removesuffix("\n")
+    assert len(whole) == 21
+    last = next(each for each in whole[2:] if each != whole[1])
+    (trained / "own" / "generation_config.json").write_text(f'{{"eos_token_id": {ord(last) - 0x4E00}}}')
+    assert here(*asked, cwd=trained).stdout.removesuffix("\n") == whole[: whole.index(last, 1)]
+
+
 @pytest.mark.parametrize("name", ["start.par", "tiny.par", "gpt.par", "llama.par", "zoo/llama3.par"])
 def test_files_that_are_shipped_have_logits(name: str) -> None:
     spec, _ = load(SPECS / name)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
-from partita.runtime.data.binding import bind
+from partita.runtime.data.binding import Bound, bind
 from partita.runtime.rank import prepare
 from tests.files import checked
 
@@ -142,11 +142,16 @@ def published(name: str) -> tuple[str, str]:
     return template, template[:start] + marks + template[end.start() :]
 
 
-def rows(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> dict[tuple[int, ...], list[int]]:
-    """Of each conversation its ids, and of these the targets, by all rows."""
+def opened(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> Bound:
+    """The data of some lines."""
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
     plan = prepare(checked(FILE, "m.par", overrides))
-    data = bind(plan.program, plan.train, folder).dataset
+    return bind(plan.program, plan.train, folder)
+
+
+def rows(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> dict[tuple[int, ...], list[int]]:
+    """Of each conversation its ids, and of these the targets, by all rows."""
+    data = opened(folder, lines, *overrides).dataset
     found: dict[tuple[int, ...], list[int]] = {}
     rows = data.training
     for row in range(len(rows)):
@@ -217,9 +222,46 @@ def test_a_turn_that_is_written_otherwise_later_is_not_learned(behind: bool, tmp
     assert learned == ("good bye, <end> aha <|im_end|>" if behind else " aha good bye, <end><|im_end|>")
 
 
+def test_turns_that_are_not_learned_are_shown(tmp_path: Path):
+    """Qwen 3 writes an empty thought in the last turn alone, and so all others otherwise than when they were the last."""
+    written(tmp_path, published("qwen3")[0])
+    assert list(opened(tmp_path, [{"messages": CHATS[0]}]).warnings) == []
+    (warning,) = opened(tmp_path, [{"messages": chat} for chat in CHATS]).warnings
+    assert warning.code == "W0609"
+    assert warning.message.startswith("1 of 3 conversations in `chats.jsonl` have turns of the assistant that are not")
+    assert warning.notes == (
+        r"conversation 1: <|im_start|>user\nsay hello<|im_end|>\n<|im_start|>assistant\nhello\nthere<|im_end|>\n"
+        r"<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n"
+        r"⟦<think>\n\n</think>\n\ngood bye, <end><|im_end|>⟧\n",
+    )
+
+
+SAYS = "{% for each in messages %}{{ each.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "part", "shown"),
+    [
+        (f"{{% generation %}}{SAYS}{{% endgeneration %}}", "everything", "what⟦ is two and two?it is four.⟧"),
+        (f"{SAYS}{{% generation %}}{{% endgeneration %}}", "nothing", "what is two and two?it is four."),
+        (f"{{{{ messages | length }}}}{SAYS}", "nothing", "2what is two and two?it is four."),
+    ],
+)
+def test_conversations_of_which_everything_or_nothing_is_learned_are_shown(
+    template: str, part: str, shown: str, tmp_path: Path
+):
+    written(tmp_path, template)
+    with pytest.raises(Refused) as refused:
+        rows(tmp_path, [{"messages": CHATS[0]}])
+    (found,) = refused.value.diagnostics
+    assert (found.code, found.message) == ("E0616", f"of line 1 of `chats.jsonl` {part} is learned")
+    assert found.notes == (shown,)
+
+
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
+        ({"messages": CHATS[0], "chat_template_kwargs": [1]}, "E0616", "in line 1 of `chats.jsonl` is a list, not an"),
         ({"text": "hello"}, "E0616", "line 1 of `chats.jsonl` is no conversation"),
         ({"messages": "hello"}, "E0616", "`messages` in line 1 of `chats.jsonl` is a string, not a list of messages"),
         ({"messages": [{"content": "a"}]}, "E0616", "a message in line 1 of `chats.jsonl` has no `role`"),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from attrs import evolve
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
 
 from partita.dsl.diagnostic import Refused
+from partita.dsl.spec import Call
 from partita.runtime.inference.choice import Choice
+from partita.runtime.inference.encoding import Ends, encoding_of
+from partita.runtime.inference.encoding import Tokenizer as Words
 from partita.runtime.inference.sampling import writer_of
 from partita.runtime.inference.scoring import seen
 from tests.files import checked
@@ -43,6 +51,46 @@ def test_random_text_is_a_function_of_the_seed() -> None:
     assert text == list(keeping.written(PROMPT, 30, Choice(seed=7)))
     assert text[:10] == list(keeping.written(PROMPT, 10, Choice(seed=7)))
     assert text != list(keeping.written(PROMPT, 30, Choice(seed=8)))
+
+
+def test_a_text_ends_with_the_first_of_its_ends() -> None:
+    """Which is several ids, maybe, all of them written."""
+    anew, _ = both(model("let h = x + cumsum(x, over = seq) / 10", seq=12))
+    text = list(anew.written(PROMPT, 30, Choice(seed=7)))
+    assert list(anew.written(PROMPT, 30, Choice(seed=7), ((text[4],), (99,)))) == text[: text.index(text[4])]
+    two = next(i for i, pair in enumerate(pairwise(text)) if i > 4 and pair not in pairwise(text[: i + 1]))
+    assert list(anew.written(PROMPT, 30, Choice(seed=7), ((text[two], text[two + 1]),))) == text[: two + 1]
+    assert list(anew.written(PROMPT, 30, Choice(seed=7), ((PROMPT[-1], text[0]),))) == text
+
+
+def test_what_ends_a_text_is_what_the_data_and_the_files_of_a_tokenizer_say(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<e>": 1, "<f>": 2}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    def ends(**arguments: str) -> Ends:
+        return encoding_of(Call("jsonl", {"glob": "x", **arguments}), tmp_path, None).ends
+
+    assert (ends(), ends(end="\n\n")) == ((), ((10, 10),))
+    assert (ends(tokenizer="tokenizer.json"), ends(tokenizer=".", end="<e>")) == ((), ((1,),))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<f>"}}')
+    assert (ends(tokenizer="tokenizer.json"), ends(tokenizer=".", end="<e>")) == (((2,),), ((1,), (2,)))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert ends(tokenizer=".") == ((2,), (7,))
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(Refused, match=r"E0619\]: cannot read `generation_config.json` beside the tokenizer"):
+        ends(tokenizer=".")
+
+
+def test_only_whole_characters_are_written() -> None:
+    """Whose bytes are several ids."""
+    tokenizer = Tokenizer(models.BPE({each: i for i, each in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    text = "na\u00efve \U0001f600!"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) > len(text)
+    pieces = list(Words(tokenizer).text(ids))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) == 1
 
 
 def test_each_step_of_training_draws_anew() -> None:
