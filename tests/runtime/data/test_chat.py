@@ -223,7 +223,7 @@ def test_a_turn_that_is_written_otherwise_later_is_not_learned(behind: bool, tmp
 
 
 def test_turns_that_are_not_learned_are_shown(tmp_path: Path):
-    """Qwen 3 writes an empty thought in the last turn alone, and so all others otherwise than when they were the last."""
+    """Qwen 3 writes an empty thought in the last turn alone, and so all others otherwise than as the last."""
     written(tmp_path, published("qwen3")[0])
     assert list(opened(tmp_path, [{"messages": CHATS[0]}]).warnings) == []
     (warning,) = opened(tmp_path, [{"messages": chat} for chat in CHATS]).warnings
