@@ -137,7 +137,7 @@ def _same(one: Sequence[int], other: Sequence[int]) -> int:
 
 def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Packed:
     """The dataset of conversations, whole ones in rows. Raises Refused (E06xx)."""
-    corpus, learned, chats = _opened(call, root)
+    (corpus, learned), chats = _opened(call, root, "ids", "learned")
     pattern = call.arguments["glob"]
     check_documents(corpus, inputs, f"`{pattern}`", call.span)
     length = length_of(inputs, call.span)
@@ -169,19 +169,20 @@ def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
 
 def turns_left_out(call: Call, root: Path) -> list[Diagnostic]:
     """A warning (W0609) of conversations some of whose turns are not learned. Raises Refused (E06xx)."""
-    corpus, learned, chats = _opened(call, root)
+    (learned,), _ = _opened(call, root, "learned")
     if learned.largest != LEFT_OUT:
         return []
     starts = np.concatenate([np.zeros(1, np.int64), learned.ends[:-1]])
     numbers = np.flatnonzero(np.asarray(learned.ids)[starts] == LEFT_OUT)
     what = f"{len(numbers):,} of {count(len(starts), 'conversation')} in `{call.arguments['glob']}`"
     what += " have turns of the assistant that are not learned: the template writes them otherwise than alone"
+    (corpus,), chats = _opened(call, root, "ids")
     first = _row(corpus, learned, chats, int(numbers[0]))
     return [Diagnostic("W0609", what, call.span, notes=(f"conversation {numbers[0]}: {first}",), help=ALONE)]
 
 
-def _opened(call: Call, root: Path) -> tuple[Documents, Documents, Chats]:
-    """The ids of a call's conversations, whether each is learned, and what has made them. Raises Refused (E06xx)."""
+def _opened(call: Call, root: Path, *kinds: str) -> tuple[list[Documents], Chats]:
+    """What of a call's conversations, by its kind, and what has made the last of it. Raises Refused (E06xx)."""
     tokens = encoder_of(call, root, special=False)
     assert isinstance(tokens, Tokens)  # a tokenizer is given
     template = template_of(call.arguments["tokenizer"], root, call.span)
@@ -191,8 +192,8 @@ def _opened(call: Call, root: Path) -> tuple[Documents, Documents, Chats]:
         for record, where in records(path, name, call.span):
             yield json.dumps({**_conversation(record, where, call.span), "where": where}), True
 
-    ids, learned = (Chats(tokens, template, kind) for kind in ("ids", "learned"))
-    return documents(files, read, "chat", ids, call.span), documents(files, read, "chat", learned, call.span), ids
+    chats = [Chats(tokens, template, kind) for kind in kinds]
+    return [documents(files, read, "chat", each, call.span) for each in chats], chats[-1]
 
 
 def end_of_turn(tokens: Tokens, template: Template) -> int | None:

@@ -25,12 +25,21 @@ from partita.runtime.python_functions import functions_of
 LENGTH = 100
 
 
-def written(scorer: Scorer, prompt: Sequence[int], length: int, choice: Choice) -> Generator[None, None, list[int]]:
-    """`length` ids that follow a prompt of from one to `window` ids: one rank's part."""
+def written(
+    scorer: Scorer, prompt: Sequence[int], length: int, choice: Choice, ends: Ends = ()
+) -> Generator[None, None, list[int]]:
+    """At most `length` ids that follow a prompt of from one to `window` ids, up to what ends the text: one rank's part."""
     text = list(prompt)
     for index in range(length):
         text.append((yield from scorer.choose(text, index, choice)))
+        if ended(text, len(prompt), ends):
+            return text[len(prompt) : -1]
     return text[len(prompt) :]
+
+
+def ended(text: Sequence[int], start: int, ends: Ends) -> bool:
+    """Whether a text ends so from `start` on."""
+    return any(tuple(text[max(start, len(text) - len(end)) :]) == end for end in ends)
 
 
 @frozen(eq=False)
@@ -57,7 +66,7 @@ class Writer:
         text = list(prompt)
         for index in range(length):
             text.append(self._next(text, index, choice))
-            if any(tuple(text[max(len(prompt), len(text) - len(end)) :]) == end for end in ends):
+            if ended(text, len(prompt), ends):
                 return
             yield text[-1]
 
@@ -95,7 +104,7 @@ class Samples:
 
     def of(self, scorer: Scorer, step: int) -> Generator[None, None, str]:
         """The text after a step, with the prompt: a pure function of the parameters, the seed and the step."""
-        ids = yield from written(scorer, self.ids, LENGTH, Choice(self.seed, step=step))
+        ids = yield from written(scorer, self.ids, LENGTH, Choice(self.seed, step=step), self.encoding.ends)
         return self.prompt + "".join(self.encoding.text(ids))
 
 
