@@ -28,7 +28,7 @@ LENGTH = 100
 def written(
     scorer: Scorer, prompt: Sequence[int], length: int, choice: Choice, ends: Ends = ()
 ) -> Generator[None, None, list[int]]:
-    """At most `length` ids that follow a prompt of from one to `window` ids, up to what ends the text: one rank's part."""
+    """At most `length` ids that follow a prompt of from one to `window` ids, up to its end: one rank's part."""
     text = list(prompt)
     for index in range(length):
         text.append((yield from scorer.choose(text, index, choice)))
