@@ -178,7 +178,6 @@ def test_ids_and_what_is_learned_are_those_of_transformers(
 ):
     how, texts = PUBLISHED[name], published(name)
     theirs = written(tmp_path, texts[marked], texts[1])
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Day)
     lines: list[dict[str, Any]] = [{"messages": chat} for chat in CHATS]
     lines += [{"messages": SYSTEM}] if how is None or how.system else []
     called = [{**each} for each in CALLED]
@@ -187,6 +186,7 @@ def test_ids_and_what_is_learned_are_those_of_transformers(
     lines += [{"messages": called, "tools": [TOOL]}] if how is None or how.tools else []
     lines += [{"messages": HURRIED, "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "low"}}]
     found = rows(tmp_path, lines)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Day)  # of theirs alone
     for line in lines:
         options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         options |= {"tools": line.get("tools"), **line.get("chat_template_kwargs", {})}
