@@ -1,4 +1,8 @@
-"""`chat`: ids and what of them is learned, beside what transformers makes of the same conversations."""
+"""`chat`: ids and what of them is learned, beside what transformers makes of the same conversations.
+
+`templates` are those that the models publish, as the packages trl 1.16.0 and (Mistral's) llama-cpp-python 0.3.36 have
+them; SmolLM 3's is written after the one on its page.
+"""
 
 from __future__ import annotations
 
