@@ -155,7 +155,8 @@ class Parameter(Shortened):
     it, and those where another program of the run reads it. A buffer that `is_state` holds what a program that goes
     through a sequence part by part keeps of earlier parts (`partita.compiler.passes.decode`). A `part` of a parameter
     is one of its own; `initial` and `fans` are those of the whole. `loss` is the metric whose gradient it has, in place
-    of the loss's.
+    of the loss's. With `blocks` it is to be stored in four bits: the size of one, and the
+    order of axes in which elements follow each other.
     """
 
     value: Value
@@ -170,6 +171,7 @@ class Parameter(Shortened):
     part: Part | None = None
     is_state: bool = False
     loss: str | None = None
+    blocks: tuple[int, tuple[str, ...]] | None = None
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.after import check_after
-from partita.compiler.passes.assign import assign, match_storage_dtype
+from partita.compiler.passes.assign import Blocks, assign, match_storage_dtype
 from partita.compiler.passes.buckets import bucket_limits
 from partita.compiler.passes.buffers import ends_of
 from partita.compiler.passes.build import build
@@ -39,6 +39,7 @@ from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.float8 import expanded, in_float8
+from partita.compiler.passes.four_bits import in_four_bits
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.group import grouped
 from partita.compiler.passes.guard import guarded
@@ -335,7 +336,7 @@ def _build(state: Configured, in_parts: bool = False) -> Built:
         warnings = (*state.warnings, *assignment.warnings, *_not_offloaded(state, assignment.updates), *_meeting(state))
         warnings += rounded(forward)
         check_after(assignment.graph, assignment.updates, state.train, state.offload_rule)
-        forward = _stored(assignment.graph, assignment.updates, assignment.updates)
+        forward = _stored(assignment.graph, assignment.updates, assignment.updates, assignment.blocks)
         return extended(
             Built,
             state,
@@ -346,12 +347,15 @@ def _build(state: Configured, in_parts: bool = False) -> Built:
             warnings=warnings,
         )
     if state.beside is not None:
-        updates, trained = state.beside.updates, {p.name for p in state.beside.forward.parameters if p.trained}
-        return extended(Built, state, forward=_stored(forward, trained, updates), updates=updates)
+        updates, known = state.beside.updates, state.beside.forward.parameters
+        trained, blocks = {p.name for p in known if p.trained}, {p.name: p.blocks for p in known if p.blocks}
+        return extended(Built, state, forward=_stored(forward, trained, updates, blocks), updates=updates)
     # Outputs may read parameters in other ways than the loss does.
     whole = build(model, state.train.dtype, False) if state.outputs else forward
-    updates = assign(whole, state.train.optimizer).updates
-    return extended(Built, state, forward=_stored(forward, updates, updates), updates=updates)
+    assignment = assign(whole, state.train.optimizer)
+    updates = assignment.updates
+    forward = _stored(forward, updates, updates, assignment.blocks)
+    return extended(Built, state, forward=forward, updates=updates)
 
 
 def _shards(state: Configured) -> dict[str, int]:
@@ -364,9 +368,11 @@ def _shards(state: Configured) -> dict[str, int]:
     return found
 
 
-def _stored(graph: Graph, trained: Collection[str], updates: Mapping[str, Update]) -> Graph:
+def _stored(
+    graph: Graph, trained: Collection[str], updates: Mapping[str, Update], blocks: Mapping[str, Blocks]
+) -> Graph:
     """The graph with parameters, some of them `trained`, in the dtypes in which they are stored and read."""
-    return cast_by_rows(match_storage_dtype(graph, trained), updates)
+    return cast_by_rows(match_storage_dtype(graph, trained, blocks), updates)
 
 
 def _of_a_group(state: Configured, model: language.Model) -> language.Model:
@@ -439,7 +445,7 @@ def _with_gradients(placed: Graph) -> Graph:
 def _differentiate(state: Placed) -> Differentiated:
     joint = _with_gradients(state.placed) if state.training else expanded(state.placed)
     flops = product_flops(joint)
-    joint = _padded(state, joint)
+    joint = in_four_bits(_padded(state, joint))
     if state.training and state.groups is not None:
         flops *= state.groups.count
     shared, pipeline = shared_axes(state.spec), state.pipeline

@@ -561,7 +561,8 @@ class Schedule(Shortened):
 @frozen(repr=False)
 class OptimizerRule(Shortened):
     """`update targets -> call`, or `freeze targets` if there is no call. `index` numbers the rules that update. With a
-    `loss`, by the gradient of that one alone. What adapters freeze is only what they are `beside`, not they themselves.
+    `loss`, by the gradient of that one alone. Matrices that are frozen may be `stored` in a format, `nf4(…)`.
+    What adapters freeze is only what they are `beside`, not they themselves.
 
     A target is a path; the paths `("all",)`, `("matrices",)`, `("vectors",)` and `("embeddings",)` are keywords.
     """
@@ -573,6 +574,7 @@ class OptimizerRule(Shortened):
     target_spans: tuple[Span | None, ...] = field(default=(), eq=False)
     loss: str | None = None
     beside: bool = False
+    stored: Call | None = None
 
     def __str__(self) -> str:
         """The rule without the optimizer's arguments."""

@@ -80,13 +80,19 @@ def initial(
     uniform with a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), `kaiming()`: normal with
     s = sqrt(2 / fan_in) (He et al. 2015). `fan` is (fan_in, fan_out), required by the last two. `region` has one slice
     (of step 1) per axis. The result has the region's shape in the declared axis order; bf16 is returned as float32.
-    A copy is drawn under the name of what it is `like`. `file(path, name)`: the tensor of a safetensors file, relative
-    to the file that says so. Raises Refused (E0601, E0602, E0603, E0607) if there is none of this shape.
+    A copy is drawn under the name of what it is `like`. `four_bits(…)`: a part of a matrix in four bits. `file(path,
+    name)`: the tensor of a safetensors file, relative to the file that says so. Raises Refused (E0601, E0602, E0603,
+    E0607) if there is none of this shape.
     """
     if call.name == "file":
         from partita.runtime.initial_files import read_initial  # with torch, which a supervisor does without
 
         return read_initial(call, type, name, region)
+    if call.name == "four_bits":
+        from partita.runtime.initial_files import quantized_initial
+
+        part = quantized_initial(call, seed, name, fan)
+        return np.asarray(part[region]) if region else part
     name = str(call.arguments.get("like", name))
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)
 

@@ -8,12 +8,19 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from partita.compiler.ops.four_bits import FourBits
 from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.dtypes import NUMPY, outside
+from partita.runtime.initial import initial
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.kernels.four_bits import quantize
 from partita.runtime.regions import Region
+
+# The last matrix that was put into four bits, of which four parts begin, one after the other.
+_LAST: dict[tuple[str, int], dict[str, np.ndarray]] = {}
 
 # What the names of dtypes of floats begin with.
 FLOATS, INTEGERS = ("F", "BF"), ("I", "U")
@@ -50,3 +57,15 @@ def read_initial(call: Call, type: Type, parameter: str, region: Region | None) 
     if wrong:
         raise refuse("E0607", f"`{name}` of {path.name} {wrong}", call.span, help=f"declare `{parameter}` as i64")
     return array.astype(NUMPY[type.dtype])
+
+
+def quantized_initial(call: Call, seed: int, name: str, fan: tuple[int, int] | None) -> np.ndarray:
+    """A part of the initial value of a matrix in four bits: all of it is drawn first."""
+    form, part, own = FourBits.of(call)
+    key = name.removesuffix(f".{part}"), seed
+    if key not in _LAST:
+        whole = torch.from_numpy(initial(own, form.whole, seed, key[0], fan))
+        whole = whole.to(DTYPES[form.whole.dtype])
+        _LAST.clear()
+        _LAST[key] = {each: tensor.numpy() for each, tensor in quantize(whole, form).items()}
+    return _LAST[key][part]

@@ -15,6 +15,7 @@ a depthwise convolution, which are no matrices. A rule that names such a paramet
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from attrs import evolve, frozen
 
@@ -28,6 +29,8 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.names.paths import adapters_in, split_part
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
+# How many elements have one scale, and in which order of axes they follow each other.
+Blocks: TypeAlias = tuple[int, tuple[str, ...]]
 MAX_SHOWN = 4
 MOVE = "move it before that rule, or remove it"
 
@@ -44,13 +47,15 @@ class Unfit:
 @frozen(eq=False)
 class Assigned:
     """The graph with frozen parameters marked, the rule of each parameter and, unless that freezes it, its update.
-    `unfit` are the rules before that, of the parameters that have some.
+    `blocks`: of matrices that are stored in four bits. `unfit` are the rules before that, of the parameters that have
+    some.
     """
 
     graph: Graph
     rules: Mapping[str, OptimizerRule]
     unfit: Mapping[str, tuple[Unfit, ...]]
     updates: Mapping[str, Update]
+    blocks: Mapping[str, Blocks]
     warnings: tuple[Diagnostic, ...]
 
 
@@ -61,6 +66,7 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     rules: dict[str, OptimizerRule] = {}
     left: dict[str, tuple[Unfit, ...]] = {}
     updates: dict[str, Update] = {}
+    blocks: dict[str, Blocks] = {}
     without: list[Parameter] = []
     for parameter in graph.parameters:
         if parameter.buffer:
@@ -85,6 +91,8 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
             left[parameter.name] = tuple(wrong for _, wrong in unfit)
         target.taken.append(parameter)
         rule = rules[parameter.name] = target.rule
+        if rule.stored is not None and is_matrix(as_trained) and not as_trained.rows:
+            blocks[parameter.name] = int(rule.stored.arguments["block"]), _order(as_trained)
         if rule.call is not None:
             updates[parameter.name] = _update(parameter, as_trained, rule, rule.call)
     if without:
@@ -107,16 +115,21 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     # A rule for each iteration of a repeat may be of some alone.
     used = {target.span for target in targets if target.taken}
     warnings = tuple(_idle(target, targets, graph) for target in targets if target.span not in used)
-    return Assigned(evolve(graph, parameters=parameters), rules, left, updates, warnings)
+    return Assigned(evolve(graph, parameters=parameters), rules, left, updates, blocks, warnings)
 
 
-def match_storage_dtype(graph: Graph, trained: Collection[str]) -> Graph:
-    """The graph whose parameters that are not `trained` are stored in the dtype in which they are read: only what is
-    updated needs more digits than that.
+def match_storage_dtype(graph: Graph, trained: Collection[str], blocks: Mapping[str, Blocks]) -> Graph:
+    """The graph whose parameters that are not `trained` are stored in the dtype in which they are read, or in `blocks`
+    in four bits: only what is updated needs more digits than that.
     """
     untrained = {each for each in graph.parameters if not each.buffer and each.name not in trained}
-    parameters = (evolve(each, master=each.value.type) if each in untrained else each for each in graph.parameters)
-    return evolve(graph, parameters=tuple(parameters))
+    return evolve(
+        graph,
+        parameters=tuple(
+            evolve(each, master=each.value.type, blocks=blocks.get(each.name)) if each in untrained else each
+            for each in graph.parameters
+        ),
+    )
 
 
 class _Target:
@@ -179,6 +192,13 @@ CLASSES: Mapping[str, Callable[[Trained], bool]] = {
 def _trained(parameter: Parameter, readers: Readers) -> Trained:
     value = parameter.value
     return Trained(type=parameter.master, decay=0.0, matrix=readers.matrix(value), rows=readers.rows(value))
+
+
+def _order(matrix: Trained) -> tuple[str, ...]:
+    """The axes of a matrix, those last that its first product sums: as in a linear layer of PyTorch."""
+    assert matrix.matrix is not None
+    of = matrix.matrix
+    return (*of.stacked, *of.outer, *of.inner)
 
 
 def _update(parameter: Parameter, as_trained: Trained, rule: OptimizerRule, call: Call) -> Update:

@@ -194,8 +194,9 @@ class Search:
         self.budget = Budget(self.within)
         model, train = self.space.given.trained
         graph = build(model, train.dtype)
-        updates = assign(graph, train.optimizer).updates
-        parameters = match_storage_dtype(graph, updates).parameters
+        assignment = assign(graph, train.optimizer)
+        updates = assignment.updates
+        parameters = match_storage_dtype(graph, updates, assignment.blocks).parameters
         trained = [(each.master, updates[each.name]) for each in parameters if each.name in updates]
         self._trained = sum(type.elements for type, _ in trained)
         self._masters = sum(type.bytes for type, _ in trained)

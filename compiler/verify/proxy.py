@@ -102,7 +102,8 @@ def proxy_of(
     small = Resized(sizes, kept, initial).model(evolve(model, outputs=(), answering=model.body))
     longest = sorted(_repeats(model.body), key=lambda step: len(kept[id(step)]))
     original = renumbered(original, {name: kept[id(step)] for step in longest for name in (step.name, step.scope)})
-    _, train = original.trained
+    renumbered_model, train = original.trained
+    small = evolve(small, adapters=renumbered_model.adapters)
     sync = _sync(train.sync, groups)
     weights = train.eval.arguments["weights"] if train.eval else "ema" if train.ema is not None else "trained"
     return evolve(
@@ -114,6 +115,7 @@ def proxy_of(
         schedule=_schedule(original, pipe, microbatches),
         train=evolve(
             train,
+            optimizer=_of_single_elements(train.optimizer),
             precision="f64",
             steps=_steps(sync),
             sync=sync,
@@ -122,6 +124,15 @@ def proxy_of(
         ),
         expect=(),
     )
+
+
+def _of_single_elements(optimizer: spec.Optimizer) -> spec.Optimizer:
+    """The optimizer whose matrices in four bits have blocks that fit into any part of any axis."""
+    rules = (
+        rule if rule.stored is None else evolve(rule, stored=evolve(rule.stored, arguments={"block": 1}))
+        for rule in optimizer.rules
+    )
+    return evolve(optimizer, rules=tuple(rules))
 
 
 def single(original: spec.Spec) -> spec.Spec:

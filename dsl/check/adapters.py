@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.dsl import spec
-from partita.dsl.check.optimizers import CLASSES, checked_targets
+from partita.dsl.check.optimizers import CLASSES, checked_targets, freezing
 from partita.dsl.config.builtins import ADAPTERS
 from partita.dsl.config.settings import Settings
 from partita.dsl.names.paths import ModelNames
@@ -31,7 +31,7 @@ def checked_adapters(settings: Settings, written: tree.Adapters, known: ModelNam
         targets = checked_targets(settings, rule.targets, classes, known)
         spans = tuple(path.span for path in rule.targets)
         if isinstance(rule, tree.FreezeRule):
-            freezes.append(spec.OptimizerRule(targets, None, len(freezes), rule.span, spans, beside=True))
+            freezes.append(evolve(freezing(settings, rule, targets, len(freezes)), beside=True))
             continue
         call = settings.call(rule.call, ADAPTERS, "adapter")
         if call is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from partita.dsl import spec
 from partita.dsl.advice.report import suggestion
 from partita.dsl.check.constants import Lookup
-from partita.dsl.config.builtins import OPTIMIZERS
+from partita.dsl.config.builtins import FORMATS, OPTIMIZERS
 from partita.dsl.config.settings import Settings
 from partita.dsl.diagnostic import refuse
 from partita.dsl.names.paths import ModelNames, checked_path, joined_part, split_part
@@ -39,7 +39,7 @@ class Optimizers:
             targets = checked_targets(self.settings, rule.targets, CLASSES, known)
             spans = tuple(path.span for path in rule.targets)
             if isinstance(rule, tree.FreezeRule):
-                rules.append(spec.OptimizerRule(targets, None, len(rules), rule.span, spans))
+                rules.append(freezing(self.settings, rule, targets, len(rules)))
                 continue
             with self.report:
                 self.check_loss(rule, known)
@@ -102,6 +102,15 @@ class Optimizers:
                 yield chosen, partial(number, iteration=iteration)
         if not found:  # a rule that applies to nothing, which is said of the parameters
             yield targets, partial(number, iteration=0)
+
+
+def freezing(
+    settings: Settings, rule: tree.FreezeRule, targets: tuple[tuple[str, ...], ...], number: int
+) -> spec.OptimizerRule:
+    """A rule that freezes its targets; one without its format after reporting errors."""
+    stored = None if rule.stored is None else settings.call(rule.stored, FORMATS, "format")
+    spans = tuple(path.span for path in rule.targets)
+    return spec.OptimizerRule(targets, None, number, rule.span, spans, stored=stored)
 
 
 def checked_targets(

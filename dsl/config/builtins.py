@@ -244,6 +244,9 @@ OPTIMIZERS: Registry[Signature] = Registry(
 _ADAPTER = (Setting("rank", COUNT), Setting("alpha", POSITIVE, None), Setting("dropout", SHARE, 0.0))
 ADAPTERS = _table(Signature("lora", _ADAPTER, example="lora(rank = 8)"), Signature("dora", _ADAPTER))
 
+# How what is frozen is stored.
+FORMATS = _table(Signature("nf4", (Setting("block", Number(integer=True, minimum=2, maximum=1 << 12), 64),)))
+
 # Of data sources that can hold out a fraction.
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 

@@ -23,13 +23,11 @@ MIN_SCALE = 1e-12
 
 
 def dynamic_map(signed: bool) -> list[float]:
-    """The 256 values of the dynamic map, ascending."""
+    """The 256 values of the dynamic map, ascending, as arithmetic in f32 has them."""
     values = [0.0, 1.0]
     for exponent in range(EXPONENTS):
-        # The middles of equal intervals of [0.1, 1].
-        count = 2 ** (exponent if signed else exponent + 1)
-        width = 0.9 / count
-        middles = [10.0 ** (exponent + 1 - EXPONENTS) * (0.1 + width * (i + 0.5)) for i in range(count)]
+        bounds = torch.linspace(0.1, 1, 2 ** (exponent if signed else exponent + 1) + 1)
+        middles = (10.0 ** (exponent + 1 - EXPONENTS) * ((bounds[:-1] + bounds[1:]) / 2)).tolist()
         values += [*middles, *(-each for each in middles)] if signed else middles
     return sorted(values)
 
