@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
 from partita.cli.source import load_file, report
+from partita.compiler.ops.four_bits import CODES
 from partita.compiler.passes.build import adapters_of
+from partita.compiler.pipeline import compile_spec
 from partita.dsl.advice.report import Report, suggestion
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.names.correspondence import Weights
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from partita.runtime.checkpoint.adapters import Adapters
+    from partita.runtime.checkpoint.four_bits import Parameters
     from partita.runtime.checkpoint.loading import Commit
 
 # What a config calls the dtypes.
@@ -103,10 +106,9 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
         dtype = arguments.dtype or max(floats, key=WIDTHS.__getitem__, default=None)
         more[CONFIG] = with_dtype(config_of(config), dtype)
     count, size, warnings = export_foreign(
-        commit,
+        _parameters(arguments, commit, spec),
         arguments.output,
         weights,
-        arguments.weights,
         arguments.only,
         arguments.dtype,
         arguments.shard_size,
@@ -122,7 +124,6 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
 def _adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> tuple[Adapters, Spec]:
     """The adapters of a commit. Raises Refused (E0302) without the file that says their ranks and factors."""
     from partita.runtime.checkpoint.adapters import Adapters
-    from partita.runtime.checkpoint.exchange import weights_of
 
     if spec is None:
         message = "how much adapters count stands in the .par file"
@@ -133,7 +134,21 @@ def _adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) 
     if {name.rpartition(".")[0] for name in saved} != {*calls}:
         message = f"the checkpoint has other adapters than {spec.source.name} declares"
         raise refuse("E0809", message, help="the file, and `adapters=…`, with which the checkpoint was trained")
-    return Adapters(commit, weights_of(commit.manifest, arguments.weights), calls), spec
+    return Adapters(_parameters(arguments, commit, spec), calls), spec
+
+
+def _parameters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> Parameters:
+    """The parameters of a commit. Raises Refused (E0302) for matrices in four bits without the file that says so."""
+    from partita.runtime.checkpoint.exchange import weights_of
+    from partita.runtime.checkpoint.four_bits import Parameters, forms_of
+
+    forms = {}
+    if any(each.name.endswith(f".{CODES}") and not each.type.is_float for each in commit.manifest.tensors):
+        if spec is None:
+            message = "the checkpoint has matrices in four bits, and the .par file says how"
+            raise refuse("E0302", message, help="name the .par file after the directory, with the overrides of the run")
+        forms = forms_of(compile_spec(spec).program)
+    return Parameters(commit, weights_of(commit.manifest, arguments.weights), forms)
 
 
 def _merging(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> Callable[[str], Tensor | None]:

@@ -75,6 +75,11 @@ class FourBits:
             left = left // size if left % size == 0 else 1
         return spans
 
+    def beside(self, scales: Type) -> tuple[int, ...]:
+        """The sizes of the factors of some scales, with as many dimensions."""
+        sizes = ((axis.size, self.spans[axis.name], self.scales.axis(axis.name).size) for axis in scales.axes)
+        return tuple(1 if span == whole else size // span for size, span, whole in sizes)
+
     @property
     def factors(self) -> Type:
         """The type of the factors."""
@@ -159,11 +164,9 @@ class Dequantize(Op):
         """A kernel, with the factors as they stand beside the scales."""
         codes, scales, factors, offset = arguments
         form = self.form
-        shape = []
-        for axis in scales.type.axes:
-            span = form.spans[axis.name]
-            shape.append(1 if span == form.scales.axis(axis.name).size else axis.size // span)
         position, size = form.whole.position(form.blocked), results[0].axis(form.blocked).size
         dtype = TORCH_DTYPES[self.dtype]
-        tensors = f"{codes.text}, {scales.text}, {factors.text}.view{shape_text(shape)}, {offset.text}"
+        tensors = (
+            f"{codes.text}, {scales.text}, {factors.text}.view{shape_text(form.beside(scales.type))}, {offset.text}"
+        )
         return f"kernels.nf4({tensors}, {position}, {size}, {form.length}, {dtype})"

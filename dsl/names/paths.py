@@ -23,13 +23,14 @@ from partita.dsl.syntax.unparse import expression_text
 MOST_SHOWN = 12  # parts of a model
 # The parameters of an adapter, in the scope of what they are beside.
 ADAPTER = DOWN, UP, MAGNITUDE = "lora_a", "lora_b", "magnitude"
+ADAPTER_ENDS = tuple(f".{each}" for each in ADAPTER)
 PART = re.compile(r"(\w+)\[(\d+)(?:\.\.(\d+))?\]")
 
 
 def adapters_in(names: Collection[str]) -> set[str]:
-    """The parameters that are an adapter's: they have the names of others around theirs."""
-    known = set(names)
-    return {name for name in known if name.rpartition(".")[0] in known}
+    """The parameters that are an adapter's: they stand within what has its first matrix."""
+    first = {name.rpartition(".")[0] for name in names if name.endswith(f".{DOWN}")}
+    return {name for name in names if name.rpartition(".")[0] in first and name.endswith(ADAPTER_ENDS)}
 
 
 @cache

@@ -22,7 +22,7 @@ from partita.dsl.types import Type
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.foreign import FOREIGN_DTYPES, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import write_files
-from partita.runtime.checkpoint.loading import Commit
+from partita.runtime.checkpoint.four_bits import Parameters
 from partita.runtime.checkpoint.shards import Entry
 
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -31,12 +31,9 @@ WEIGHT = ".weight"
 
 @frozen(eq=False)
 class Adapters:
-    """The adapters of a commit: by the name of each matrix its `lora(…)` or `dora(…)`. `source` has the tensor of the
-    commit that has the value of each parameter.
-    """
+    """The adapters of a commit: by the name of each matrix its `lora(…)` or `dora(…)`."""
 
-    commit: Commit
-    source: Mapping[str, str]
+    parameters: Parameters
     calls: Mapping[str, Call]
 
     def factor(self, name: str) -> float:
@@ -46,11 +43,11 @@ class Adapters:
 
     def read(self, name: str) -> torch.Tensor:
         """A parameter, in f64."""
-        return self.commit.read(self.source[name]).double()
+        return self.parameters.read(name).double()
 
     def types(self, name: str) -> tuple[Type, Type, Type]:
         """The types of a matrix, and of the two of its adapter."""
-        types = {each.name: each.type for each in self.commit.manifest.tensors}
+        types = self.parameters.types
         return types[name], types[f"{name}.{DOWN}"], types[f"{name}.{UP}"]
 
     def inner(self, name: str) -> tuple[str, ...]:
@@ -82,7 +79,7 @@ class Adapters:
         return length(self.read(name), self._over(name)) + trained
 
     def _outer(self, name: str) -> tuple[str, ...]:
-        return next(each for each in self.commit.manifest.tensors if each.name == f"{name}.{MAGNITUDE}").type.names
+        return self.parameters.types[f"{name}.{MAGNITUDE}"].names
 
     def _over(self, name: str) -> list[int]:
         return [self.types(name)[0].position(axis) for axis in self.inner(name)]
@@ -122,8 +119,7 @@ def export_peft(
     tensors: dict[str, torch.Tensor] = {}
     for module in modules:
         tensors |= {f"base_model.model.{module.name}.{name}": each for name, each in _peft(adapters, module).items()}
-    types = {each.name: each.type for each in adapters.commit.manifest.tensors}
-    own = dtype or types[f"{modules[0].parts[0].name}.{DOWN}"].dtype
+    own = dtype or adapters.types(modules[0].parts[0].name)[1].dtype
     entries = [Entry(name, own, tuple(each.shape)) for name, each in tensors.items()]
     config = json.dumps(_config(adapters, weights, modules, base, task), indent=2).encode() + b"\n"
 

@@ -20,9 +20,9 @@ from partita.dsl.names.correspondence import Join, Part, Theirs, Weights
 from partita.dsl.names.paths import adapters_in
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import PathOrUrl
-from partita.runtime.checkpoint.exchange import few, is_state, weights_of
+from partita.runtime.checkpoint.exchange import few
 from partita.runtime.checkpoint.foreign_files import shards, write_files
-from partita.runtime.checkpoint.loading import Commit
+from partita.runtime.checkpoint.four_bits import Parameters
 from partita.runtime.checkpoint.matching import Shape, own_axes
 from partita.runtime.checkpoint.proposals import lines, proposed
 from partita.runtime.checkpoint.repeated import families
@@ -124,10 +124,9 @@ def matching_parameters(parameters: Collection[str], only: Sequence[str]) -> dic
 
 
 def export_foreign(
-    commit: Commit,
+    saved: Parameters,
     path: PathOrUrl,
     weights: Weights,
-    which: str = "trained",
     only: Sequence[str] = (),
     dtype: str | None = None,
     max_bytes: int = 5 * 10**9,
@@ -136,16 +135,15 @@ def export_foreign(
 ) -> tuple[int, int, tuple[Diagnostic, ...]]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
-    `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most
+    Floats are cast to `dtype`, if given. A file has at most
     `max_bytes`, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned
     of (W0809). Adapters are left out if there is something `merged` with them, which has the parameters that they are
     beside. Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
     OSError, and Corrupt if the commit is.
     """
-    parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
+    parameters = saved.types
     if merged is not None:
         parameters = {name: type for name, type in parameters.items() if name not in adapters_in(parameters)}
-    source = weights_of(commit.manifest, which)
     tensors = grouped(chosen_tensors(weights, parameters, only), lambda each: each.names[0])
     entries = [Entry(name, _dtype(first, dtype), first.shape) for name, (first, *_) in tensors.items()]
     differing: list[tuple[str, str, str]] = []
@@ -170,7 +168,7 @@ def export_foreign(
                 for axis in part.type.axes
             )
             whole = merged(part.name) if merged is not None else None
-            ours = commit.read(source[part.name], region) if whole is None else whole[region]
+            ours = saved.read(part.name, region) if whole is None else whole[region]
             alone = Part(part.name, part.type, part.groups, dict.fromkeys(part.index, 0))
             seen_as_ours(theirs, part, tensor.joined).copy_(seen_as_theirs(ours, alone))
         return theirs

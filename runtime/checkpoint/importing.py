@@ -26,6 +26,7 @@ from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, o
 from partita.runtime.checkpoint.files import Corrupt
 from partita.runtime.checkpoint.foreign import chosen_tensors, matching_parameters, seen_as_ours, seen_as_theirs
 from partita.runtime.checkpoint.foreign_files import ForeignFiles, foreign_files
+from partita.runtime.checkpoint.four_bits import forms_of, with_wholes
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
 from partita.runtime.checkpoint.matching import axes_of, matches, own_axes
 from partita.runtime.checkpoint.parts import copies_of_parameters, mean_name
@@ -34,6 +35,7 @@ from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.kernels.four_bits import quantize
 
 FLOAT_CODES = ("F64", "F32", "F16", "BF16")
 INTEGER_CODES = ("I64", "I32", "I16", "I8", "U8")  # of buffers
@@ -108,6 +110,7 @@ def import_tensors(
                 known = {rename(name) for tensor in weights.tensors() for name in tensor.names}
                 named = {part.name for tensor in weights.tensors() for part in tensor.parts}
                 own = adapters_in(parameters) - named  # these begin as the file says
+                parameters = with_wholes(parameters, forms_of(program))
                 theirs = {name: type for name, type in parameters.items() if name not in own}
                 chosen = chosen_tensors(weights, theirs, only, files.unread(known))
                 imported = _found(files, source.name, chosen, Proposing(files, parameters, (), weights), rename)
@@ -129,20 +132,26 @@ def _reader(
 ) -> Callable[[Tensor], torch.Tensor]:
     """Reads a tensor of ours."""
     records = {each.name: each for each in program.parameters}
-    copies = copies_of_parameters(program)
+    copies, forms = copies_of_parameters(program), forms_of(program)
     parts: dict[str, list[tuple[ImportedTensor, Part]]] = {}
     for each in imported:
         for part in each.tensor.parts:
             parts.setdefault(part.name, []).append((each, part))
 
+    def found(name: str, type: Type) -> torch.Tensor:
+        ours = torch.empty(type.shape, dtype=DTYPES[type.dtype])
+        for each, part in parts[name]:
+            seen_as_theirs(ours, part).copy_(seen_as_ours(files.read(each.name), part, each.tensor.joined))
+        return ours
+
     def read(tensor: Tensor) -> torch.Tensor:
         dtype = DTYPES[tensor.type.dtype]
         name = tensor.name if tensor.name in parts else copies.get(tensor.name, tensor.name)
         if name in parts:
-            ours = torch.empty(tensor.type.shape, dtype=dtype)
-            for each, part in parts[name]:
-                seen_as_theirs(ours, part).copy_(seen_as_ours(files.read(each.name), part, each.tensor.joined))
-            return ours
+            return found(name, tensor.type)
+        matrix, _, part_name = name.rpartition(".")
+        if matrix in forms and matrix in parts:
+            return quantize(found(matrix, forms[matrix].whole), forms[matrix])[part_name]
         if name not in records:
             return torch.zeros(tensor.type.shape, dtype=dtype)
         record = records[name]

@@ -28,6 +28,7 @@ UNTRAINED = "none"  # in place of an optimizer's name
 MAX_STEPS = 1 << 53  # steps are sent to all ranks as float64
 MAX_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+AXIS = rf"{WORD}(~[a-z]+)*"  # one of blocks is called after the axis that is cut
 PATH = rf"{WORD}(\.[A-Za-z0-9_]+)*"
 TENSOR = rf"({WORD}/)?{PATH}"
 DIGEST = r"[0-9a-f]{64}"
@@ -242,7 +243,7 @@ def _pair(reader: Reader, maximum: int) -> tuple[str, int]:
     entries = list(reader.each(2))
     if len(entries) != 2:
         reader.fail("a name and a number")
-    return entries[0].text(WORD), entries[1].integer(0, maximum)
+    return entries[0].text(AXIS), entries[1].integer(0, maximum)
 
 
 def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
@@ -258,7 +259,7 @@ def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
     known = type.names if flat is None else (*type.names, flat.axis)
     states = []
     for each in split.each(64):
-        pair = [entry.text(WORD) for entry in each.each(2)]
+        pair = [entry.text(AXIS) for entry in each.each(2)]
         if len(pair) != 2 or pair[0] not in mesh.sizes or pair[1] not in known:
             each.fail("a mesh axis and an axis of the tensor")
         states.append((pair[0], pair[1]))

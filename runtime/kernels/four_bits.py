@@ -80,7 +80,7 @@ def quantize(x: Tensor, form: FourBits) -> dict[str, Tensor]:
     grid = form.scales.names
     length, size = form.length, flat.shape[-1]
     missing = -size % length
-    blocks = torch.nn.functional.pad(flat, (0, missing)).view(*flat.shape[:-1], -1, length)
+    blocks = torch.nn.functional.pad(flat, (0, missing)).reshape(*flat.shape[:-1], -1, length)
     largest = blocks.abs().amax(-1)
     values = torch.tensor(QUANTILES, device=x.device)
     scaled = (blocks * (1.0 / largest.clamp(min=LEAST)).unsqueeze(-1)).clamp(-1, 1)
@@ -107,4 +107,4 @@ def _scales(scales: Tensor, form: FourBits) -> tuple[Tensor, Tensor]:
     values = _map(scales.device)
     scaled = (split * (1.0 / factors.clamp(min=LEAST))).clamp(-1, 1)
     codes = torch.bucketize(scaled, (values[:-1] + values[1:]) / 2, out_int32=True).to(torch.uint8)
-    return codes.view(scales.shape), factors.view(groups)
+    return codes.reshape(scales.shape), factors.reshape(groups)

@@ -29,7 +29,9 @@ from partita.dsl.syntax.source import Source, Span
 from partita.dsl.types import Axis, Type
 from partita.runtime.checkpoint.checkpoints import load
 from partita.runtime.checkpoint.commits import read_manifest
+from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.foreign import export_foreign
+from partita.runtime.checkpoint.four_bits import Parameters
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.matching import axes_of, own_axes
 from partita.runtime.checkpoint.proposals import GUESS, OPEN, proposed
@@ -735,7 +737,7 @@ def test_what_is_exported_can_be_loaded_under_any_name_or_is_refused(once: Path,
     shutil.rmtree(out, ignore_errors=True)
     with Commit(once, read_manifest(once, 2)) as commit:
         try:
-            export_foreign(commit, out, named(name), only=["wte", "up"])
+            export_foreign(parameters(commit), out, named(name), only=["wte", "up"])
         except Refused:
             assert name == "__metadata__" or not is_text(name)
             return
@@ -743,6 +745,10 @@ def test_what_is_exported_can_be_loaded_under_any_name_or_is_refused(once: Path,
         assert found.keys() == {name, *(f"{name}.{i}" for i in range(4))}
         assert torch.equal(found[name], commit.read("m.wte"))
         assert torch.equal(found[f"{name}.3"], commit.read("m.layer.3.mlp.up"))
+
+
+def parameters(commit: Commit) -> Parameters:
+    return Parameters(commit, weights_of(commit.manifest, "trained"), {})
 
 
 def named(name: str) -> Weights:
@@ -771,7 +777,7 @@ def test_names_that_are_longer_than_can_be_read_are_refused(once: Path):
         Commit(once, read_manifest(once, 2)) as commit,
         pytest.raises(Refused, match="more than the 100,000,000 bytes"),
     ):
-        export_foreign(commit, once.parent / "long", named("x" * 26_000_000), only=["wte", "up"])
+        export_foreign(parameters(commit), once.parent / "long", named("x" * 26_000_000), only=["wte", "up"])
     assert not (once.parent / "long").exists()
 
 
