@@ -67,10 +67,26 @@ def undivided(
         help += f"a multiple of {cut.count * parts} for `{axis.name}`"
     elif cut is not None:
         help += f" in every {cut.part}"
+    own, _, blocks = axis.name.partition("~")
+    if blocks:  # a part has whole ones
+        help = f"choose sizes so that each of {parts} parts of `{own}` has whole blocks, or smaller blocks"
+        return _undivided(axis.name, size, over, rule, tensor, declared, help)
     help += f"; or let it be padded: `shard {axis.name} -> {', '.join(name for name, _ in over)} padded`"
+    return _undivided(axis.name, size, over, rule, tensor, declared, help)
+
+
+def _undivided(
+    axis: str,
+    size: str,
+    over: Sequence[tuple[str, int]],
+    rule: Span,
+    tensor: str,
+    declared: Span | None,
+    help: str,
+) -> Diagnostic:
     return Diagnostic(
         "E0411",
-        f"axis `{axis.name}` of {size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
+        f"axis `{axis}` of {size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
         rule,
         (_declared(tensor, declared),),
         help,

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 from partita.compiler.graph import without_iterations
+from partita.compiler.ops.four_bits import PARTS
 from partita.compiler.program import Program
 from partita.dsl.advice.report import nearest
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
@@ -150,7 +151,7 @@ def _reader(
         if name in parts:
             return found(name, tensor.type)
         matrix, _, part_name = name.rpartition(".")
-        if matrix in forms and matrix in parts:
+        if matrix in forms and matrix in parts and part_name in PARTS:
             return quantize(found(matrix, forms[matrix].whole), forms[matrix])[part_name]
         if name not in records:
             return torch.zeros(tensor.type.shape, dtype=dtype)

@@ -93,7 +93,7 @@ def quantize(x: Tensor, form: FourBits) -> dict[str, Tensor]:
     return {
         CODES: codes.permute([*order, len(order)]).contiguous(),
         SCALES: scales.permute(order).contiguous(),
-        FACTORS: factors.permute(order).reshape(form.factors.shape),
+        FACTORS: factors.permute(order).reshape(form.factors.shape).contiguous(),
         OFFSET: offset,
     }
 

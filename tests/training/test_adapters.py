@@ -8,10 +8,13 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from partita.compiler.ops.four_bits import PARTS
+from partita.runtime.checkpoint.four_bits import forms_of
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
+from tests.runtime.kernels.test_four_bits import whole
 
 STEPS = 20
 RATE = 1e-2
@@ -89,9 +92,17 @@ def linear(tensor: Tensor, inner: int) -> Tensor:
     return tensor.flatten(0, inner - 1).flatten(1).T
 
 
+def numbers(run: VirtualRun) -> dict[str, Tensor]:
+    """The parameters of a run, those that are in four bits as numbers."""
+    found, forms = run.parameters(), forms_of(run.plan.program)
+    return found | {
+        name: whole({part: found[f"{name}.{part}"] for part in PARTS}, form) for name, form in forms.items()
+    }
+
+
 def adapted(run: VirtualRun, kind: str) -> nn.Module:
     """The module with the numbers of a run, and PEFT's adapters with those of ours."""
-    ours = run.parameters()
+    ours = numbers(run)
     config = LoraConfig(
         r=3,
         lora_alpha=6,
@@ -126,10 +137,13 @@ def pairs(theirs: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("kind", ["lora", "dora", "dora of four bits"])
 def test_they_are_trained_as_peft_trains_them(kind: str, layout: str):
-    run = VirtualRun(prepare(checked(FILE.replace("KIND", kind), "m.par", LAYOUTS[layout])))
-    before = {path: value.clone() for path, value in run.parameters().items()}
+    kind, _, four = kind.partition(" ")
+    text = FILE.replace("KIND", kind).replace("freeze all", "freeze all as nf4(block = 2)" if four else "freeze all")
+    run = VirtualRun(prepare(checked(text, "m.par", LAYOUTS[layout])))
+    before = {path: value.clone() for path, value in numbers(run).items()}
+    assert bool(four) == ("net.into.codes" in before)
     theirs = adapted(run, kind)
     trained = [each for each in theirs.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0)
@@ -140,7 +154,7 @@ def test_they_are_trained_as_peft_trains_them(kind: str, layout: str):
         optimizer.step()
         found, _ = run.step(step, batch, RATE)
         assert found == pytest.approx(loss.item(), rel=1e-9)
-    after = run.parameters()
+    after = numbers(run)
     adapters = 0
     for path, of in pairs(theirs):
         inner = 2 if path.endswith("wo") else 1
