@@ -579,7 +579,8 @@ class OptimizerRule(Shortened):
     def __str__(self) -> str:
         """The rule without the optimizer's arguments."""
         targets = ", ".join(".".join(target) for target in self.targets)
-        return f"freeze {targets}" if self.call is None else f"update {targets} -> {self.call.name}"
+        stored = "" if self.stored is None else f" as {self.stored.name}"
+        return f"freeze {targets}{stored}" if self.call is None else f"update {targets} -> {self.call.name}"
 
 
 @frozen(repr=False)

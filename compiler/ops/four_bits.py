@@ -11,7 +11,7 @@ them as they split the matrix, where parts have whole blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from math import gcd
 
@@ -27,6 +27,11 @@ PARTS = CODES, SCALES, FACTORS, OFFSET = "codes", "scales", "factors", "offset"
 FOUR_BITS = "four_bits"  # what initial values of a part are called
 SCALES_EACH = 256  # that have one factor
 SLAB = 1 << 20  # elements that are made at a time
+
+
+def matrix_of(name: str, initial: Call) -> str:
+    """The name of the matrix that a parameter is part of, if it is, or its own; `initial` is what it begins with."""
+    return name.rpartition(".")[0] if initial.name == FOUR_BITS else name
 
 
 @frozen
@@ -153,6 +158,10 @@ class Dequantize(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A product for each element."""
         return results[0].elements
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """The numbers of each byte, and the dynamic map."""
+        return FOUR_BITS, 4 * (2 * 256 + 256)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Of some elements at a time: indices, their values and their products; and all scales, with their indices."""

@@ -15,14 +15,17 @@ from partita.compiler.graph import Phase, without_iterations
 from partita.compiler.instructions import Message
 from partita.compiler.layout import stored_form
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.four_bits import CODES, FOUR_BITS, FourBits, matrix_of
 from partita.compiler.passes.padded import padded_sizes
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.reasons import undivided
+from partita.compiler.program import ParameterRecord
 from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Compilation
 from partita.dsl.grouping import grouped
 from partita.dsl.reprs import Pictured, Shortened, count, outline
+from partita.dsl.types import Type
 
 
 @frozen(eq=False, repr=False)
@@ -189,7 +192,7 @@ def summarize(state: Compilation) -> Summary:
     prediction = predict(state)
     names = {each.name: each.part.name if each.part else each.name for each in state.partitioned.graph.parameters}
     own_sizes = state.joint.own_sizes
-    sizes = {p.name: stored_form(p.type, p.layout, own_sizes)[0].elements for p in plan.parameters}
+    sizes = {p.name: elements_of(p, stored_form(p.type, p.layout, own_sizes)[0]) for p in plan.parameters}
     tied = {p.name for p in plan.parameters if len(p.stages) > 1}
     stages = []
     for stage in plan.stages:
@@ -229,6 +232,14 @@ def summarize(state: Compilation) -> Summary:
         prediction,
         state.times,
     )
+
+
+def elements_of(parameter: ParameterRecord, type: Type) -> int:
+    """The elements of a parameter; of a matrix in four bits those in its codes, and none in what stands beside."""
+    if parameter.initial.name != FOUR_BITS:
+        return type.elements
+    form, part, _ = FourBits.of(parameter.initial)
+    return type.elements * form.whole.elements // form.codes.elements if part == CODES else 0
 
 
 def _waste(state: Compilation) -> float:
@@ -273,9 +284,9 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
     """The rules of the optimizer, in order."""
     summaries = []
     for rule in state.train.optimizer.rules:
-        own = [each for each in state.plan.parameters if state.rules.get(each.name) is rule]
-        names = dict.fromkeys(without_iterations(each.name) for each in own)
-        elements = sum(each.type.elements for each in own)
+        own = [each for each in state.plan.parameters if state.rules.get(matrix_of(each.name, each.initial)) is rule]
+        names = dict.fromkeys(without_iterations(matrix_of(each.name, each.initial)) for each in own)
+        elements = sum(elements_of(each, each.type) for each in own)
         stored = sum(tensor.type.bytes for each in own for tensor in each.states)
         left: dict[str, dict[str, None]] = {}
         for name, unfit in state.unfit.items():

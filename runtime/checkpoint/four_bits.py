@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from attrs import frozen
 
-from partita.compiler.ops.four_bits import CODES, FACTORS, FOUR_BITS, OFFSET, SCALES, FourBits
+from partita.compiler.ops.four_bits import CODES, FACTORS, FOUR_BITS, OFFSET, SCALES, FourBits, matrix_of
 from partita.compiler.program import Program
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.loading import Commit
@@ -20,8 +20,7 @@ def forms_of(program: Program) -> dict[str, FourBits]:
     forms = {}
     for each in program.parameters:
         if each.initial.name == FOUR_BITS:
-            form, part, _ = FourBits.of(each.initial)
-            forms[each.name.removesuffix(f".{part}")] = form
+            forms[matrix_of(each.name, each.initial)] = FourBits.of(each.initial)[0]
     return forms
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partita.compiler.ops.four_bits import CODES, FACTORS, OFFSET, SCALES, SLAB, FourBits
 from partita.runtime.declared import waits
-from partita.runtime.kernels.quantized import dynamic_map
+from partita.runtime.kernels.quantized import MAPS
 from partita.runtime.kernels.registry import kernel
 
 # The quantiles of QLoRA's NF4: 16 values of which each is as likely, of numbers that are distributed normally, and one
@@ -34,7 +34,7 @@ def _pairs(device: torch.device) -> Tensor:
 @lru_cache(maxsize=8)
 @waits("a table, made once")
 def _map(device: torch.device) -> Tensor:
-    return torch.tensor(dynamic_map(True), device=device)
+    return torch.tensor(MAPS[True], device=device)
 
 
 @kernel

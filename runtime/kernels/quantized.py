@@ -32,11 +32,14 @@ def dynamic_map(signed: bool) -> list[float]:
     return sorted(values)
 
 
+MAPS = {signed: dynamic_map(signed) for signed in (False, True)}
+
+
 @lru_cache(maxsize=16)
 @waits("a table, made once")
 def _tables(signed: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The map, and the bounds between what is nearest to one value and to the next."""
-    values = torch.tensor(dynamic_map(signed), dtype=dtype, device=device)
+    values = torch.tensor(MAPS[signed], dtype=dtype, device=device)
     return values, (values[1:] + values[:-1]) / 2
 
 
