@@ -21,7 +21,6 @@ from attrs import frozen
 from partita.dsl import spec
 from partita.dsl.advice.documents import POSITIONS, SEGMENTS, Mixing, beginning
 from partita.dsl.advice.report import Report, listed
-from partita.dsl.config.builtins import DATA
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.functions.rules import ARITHMETIC, COMPARISONS
 from partita.dsl.syntax.source import Span
@@ -118,7 +117,7 @@ def _packed(train: spec.Train) -> Iterator[spec.Call]:
     while waiting:
         top = waiting.pop()
         if isinstance(top, spec.Call):
-            if top.arguments.get("pack") or (top.name in DATA and DATA[top.name].packs):
+            if top.arguments.get("pack"):
                 yield top
             waiting += top.arguments.values()
         elif isinstance(top, tuple):

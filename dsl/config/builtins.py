@@ -151,13 +151,11 @@ class Signature:
 @frozen(kw_only=True, eq=False)
 class DataSignature(Signature):
     """A source of data. `textual`: its ids are those of text, bytes unless a call says otherwise. `named`: it yields
-    what it calls by a name; otherwise whatever inputs a model has. `packs`: rows have several documents, also where no
-    call says `pack`. `endings` are those of the files that it reads.
+    what it calls by a name; otherwise whatever inputs a model has. `endings` are those of the files that it reads.
     """
 
     textual: bool = False
     named: bool = True
-    packs: bool = False
     endings: tuple[str, ...] = ()
 
 

@@ -15,7 +15,8 @@ import torch
 from attrs import frozen
 
 from partita.compiler.graph import without_iterations
-from partita.compiler.ops.four_bits import PARTS
+from partita.compiler.layout import REPLICATED
+from partita.compiler.ops.four_bits import PARTS, FourBits
 from partita.compiler.program import Program
 from partita.dsl.advice.report import nearest
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
@@ -98,7 +99,9 @@ def import_tensors(
     try:
         with foreign_files(source) as files:
             if weights is None:
-                chosen = _under_our_names(manifest.tensors, matching_parameters(parameters, only), files.names())
+                tensors = _wanted(manifest.tensors, {*files.names()}, forms_of(program))
+                parameters = {each.name: each.type for each in tensors if not is_state(each)}
+                chosen = _under_our_names(tensors, matching_parameters(parameters, only), files.names())
                 propose = Proposing(files, parameters, blocks)
                 imported = _found(files, source.name, chosen, propose)
                 unused = sorted({*files.names()} - {each.name for each in imported})
@@ -160,6 +163,18 @@ def _reader(
         return torch.from_numpy(array).to(dtype).contiguous()
 
     return read
+
+
+def _wanted(tensors: Sequence[Tensor], names: Collection[str], forms: Mapping[str, FourBits]) -> list[Tensor]:
+    """What is wanted of files with some `names`: matrices in four bits as these or as numbers, and adapters only if
+    there are some.
+    """
+    whole = {name: form for name, form in forms.items() if name in names}
+    left_out = {f"{name}.{part}" for name in whole for part in PARTS}
+    own = adapters_in([each.name for each in tensors])
+    left_out |= set() if own & set(names) else own
+    wanted = [each for each in tensors if each.name.rpartition("/")[2] not in left_out]
+    return [*wanted, *(Tensor(name, form.whole, REPLICATED, ()) for name, form in whole.items())]
 
 
 def _under_our_names(tensors: Sequence[Tensor], selected: Collection[str], names: Iterable[str]) -> list[Theirs]:

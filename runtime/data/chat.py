@@ -36,11 +36,13 @@ def _warnings(call: Call, root: Path) -> list[Diagnostic]:
 register(
     Source(
         "chat",
-        (Setting("glob", Text()), Setting("tokenizer", Text()), Setting("cut", Flag(), False), HOLDOUT),
+        (
+            *(Setting("glob", Text()), Setting("tokenizer", Text()), Setting("pack", Flag(), False)),
+            *(Setting("cut", Flag(), False), HOLDOUT),
+        ),
         example='chat("chats.jsonl", tokenizer = "qwen3")',
         open=opened_by("conversations", "open_chats"),
         textual=True,
-        packs=True,
         endings=(".jsonl",),
         files=_files,
         warnings=_warnings,

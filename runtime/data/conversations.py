@@ -136,7 +136,7 @@ def _same(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Packed:
-    """The dataset of conversations, whole ones in rows. Raises Refused (E06xx)."""
+    """The dataset of conversations, one in a row or whole ones packed. Raises Refused (E06xx)."""
     (corpus, learned), chats = _opened(call, root, "ids", "learned")
     pattern = call.arguments["glob"]
     check_documents(corpus, inputs, f"`{pattern}`", call.span)
@@ -164,6 +164,7 @@ def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
         use,
         call.span,
         learned=learned.ids,
+        alone=not call.arguments["pack"],
     )
 
 

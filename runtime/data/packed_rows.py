@@ -39,10 +39,12 @@ class Rows:
         return len(self.first) - 1
 
 
-def packed_once(starts: np.ndarray, ends: np.ndarray, length: int, number: int, span: Span | None) -> Rows:
+def packed_once(
+    starts: np.ndarray, ends: np.ndarray, length: int, number: int, span: Span | None, alone: bool = False
+) -> Rows:
     """What `packed` returns. Raises Refused (E0618) if it cannot be kept."""
-    if len(starts) < MIN_DOCUMENTS:
-        return packed(starts, ends, length, number)
+    if len(starts) < MIN_DOCUMENTS or alone:
+        return packed(starts, ends, length, number, alone)
     digest = hashlib.sha256(f"{VERSION} {length} {number} {len(starts)} ".encode())
     for each in (starts, ends):
         digest.update(np.ascontiguousarray(each, "<i8").data)
@@ -76,14 +78,16 @@ def _mapped(path: Path) -> Rows | None:
     return Rows(**arrays)
 
 
-def packed(starts: np.ndarray, ends: np.ndarray, length: int, number: int = 0) -> Rows:
-    """The rows for documents by their starts and ends among the ids; the first has this number."""
+def packed(starts: np.ndarray, ends: np.ndarray, length: int, number: int = 0, alone: bool = False) -> Rows:
+    """The rows for documents by their starts and ends among the ids; the first has this number. With `alone`, each
+    has a row of its own, or several if it is longer.
+    """
     pieces = -(-(ends - starts) // length)  # of each document
     owner = np.repeat(np.arange(len(starts)), pieces)
     index = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     first = starts[owner] + index * length
     lengths = np.minimum(ends[owner] - first, length)
-    row = _best_fit(lengths, length)
+    row = np.arange(len(lengths)) if alone else _best_fit(lengths, length)
     order = np.argsort(row, kind="stable")
     counts = np.bincount(row, minlength=0)
     return Rows(

@@ -132,14 +132,17 @@ def open_packed(
     use: Use,
     span: Span | None,
     learned: Ids | None = None,
+    alone: bool = False,
 ) -> Packed:
-    """Packed rows of documents, of which those at the end are held out. Raises Refused (E0604, E0606, E0607)."""
+    """Packed rows of documents, of which those at the end are held out; or with `alone`, one in each row. Raises
+    Refused (E0604, E0606, E0607).
+    """
     length = length_of(inputs, span)
     targets = next((model_input for model_input in inputs if model_input.name == "targets"), None)
     if targets is not None and targets.limit is not None and not targets.ignored:
         raise refuse(
             "E0607",
-            "with `pack`, the last id of a document has no target, and this model ignores none",
+            "the last id of a document has no target, and this model ignores none",
             span,
             help="`cross_entropy(…, ignore = -1)` where `targets` is used",
         )
@@ -153,7 +156,7 @@ def open_packed(
     documents = ends > starts
     fits = fitting_holdout(lambda share: all(bool(documents[part].any()) for part in sides(share)))
     longer, known = "use more documents", f"it has {count(int(documents.sum()), 'document')} with text"
-    parts = [packed_once(starts[part], ends[part], length, part.start, span) for part in sides(holdout)]
+    parts = [packed_once(starts[part], ends[part], length, part.start, span, alone) for part in sides(holdout)]
     if len(parts[0]) == 0 and use is not Use.EVALUATE:
         raise refuse(
             "E0604",

@@ -315,5 +315,14 @@ def test_conversations_that_see_each_other_are_told_of():
         "  let x = embedding(tokens, table, over = vocab)\n"
         "  let y = attend(x, x, x, over = seq, along = embed, causal = true)\n  loss cross_entropy(dot(x + y, table",
     )
-    _, diagnostics = load_text(attending)
+    _, diagnostics = load_text(attending, overrides=("train.data.pack=true",))
     assert [each.code for each in diagnostics] == ["W0203"]
+    assert load_text(attending)[1] == ()  # one in a row
+
+
+def test_rows_have_one_conversation_or_are_packed(tmp_path: Path):
+    written(tmp_path, CHATML)
+    lines = [FORMS["messages"]] * 3
+    alone, packed = (opened(tmp_path, lines, *more).dataset.training for more in ((), ("train.data.pack=true",)))
+    assert alone.first.tolist() == [0, 1, 2, 3]
+    assert packed.first.tolist() == [0, 3]
