@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from partita.runtime.inference.encoding import Encoding
 
 FIRST = 6  # numbers of an array
+SIDES = ("", "chosen_", "rejected_")  # of rows, and of pairs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     for row in rows:
         print(names[row] if names else f"row {row}")
         values = {name: batch[name].take(row, axis=each.type.names.index(spec.batch)) for name, each in inputs.items()}
-        ignored = inputs["targets"].ignored if "targets" in inputs else ()
-        if encoding is not None and "tokens" in values:
-            tokens, targets = values.pop("tokens"), values.pop("targets", None)
+        for side in SIDES if encoding is not None else ():
+            if (tokens := values.pop(f"{side}tokens", None)) is None:
+                continue
+            if side:
+                print(f"  {side.removesuffix('_')}:")
+            targets = values.pop(f"{side}targets", None)
+            ignored = inputs[f"{side}targets"].ignored if targets is not None else ()
+            assert encoding is not None
             for line in _text(encoding, tokens, targets, ignored):
-                print(f"  {line}")
+                print(f"  {'  ' if side else ''}{line}")
         for line in _numbers(values):
             print(f"  {line}")
     return 0

@@ -251,7 +251,7 @@ HOLDOUT = Setting("holdout", SHARE, 0.0)
 DATA: Registry[DataSignature] = Registry(
     "source of data",
     "partita.runtime.data",
-    ("text", "jsonl", "parquet", "chat", "tokens", "mix", "stdlib", "arrays", "random"),
+    ("text", "jsonl", "parquet", "chat", "preferences", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
 # Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.

@@ -19,11 +19,13 @@ from partita.runtime.data.registry import Source, opened_by, register
 BESIDE = ("chat_template.jinja", "tokenizer_config.json")
 
 
-def _files(call: Call, root: Path) -> list[tuple[str, Path]]:
-    tokenizer = call.arguments["tokenizer"]
+def with_template(call: Call, root: Path) -> list[tuple[str, Path]]:
+    """The files of conversations, their tokenizer if there is one, and what is beside it."""
+    own, tokenizer = with_tokenizer(matched("glob"))(call, root), call.arguments["tokenizer"]
+    if tokenizer is None:
+        return own
     folder = tokenizer_file(tokenizer, root, call.span).parent
-    beside = [(f"{tokenizer} {name}", folder / name) for name in BESIDE if (folder / name).is_file()]
-    return [*with_tokenizer(matched("glob"))(call, root), *beside]
+    return [*own, *((f"{tokenizer} {name}", folder / name) for name in BESIDE if (folder / name).is_file())]
 
 
 def _warnings(call: Call, root: Path) -> list[Diagnostic]:
@@ -44,7 +46,7 @@ register(
         open=opened_by("conversations", "open_chats"),
         textual=True,
         endings=(".jsonl",),
-        files=_files,
+        files=with_template,
         warnings=_warnings,
     )
 )

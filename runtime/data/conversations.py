@@ -29,7 +29,7 @@ from partita.runtime.data.dataset import Input
 from partita.runtime.data.documents import check_documents, documents
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matched
-from partita.runtime.data.jsonl import kind_of, records
+from partita.runtime.data.jsonl import check_unicode, kind_of, records
 from partita.runtime.data.packing import Packed, open_packed
 from partita.runtime.data.registry import Use
 from partita.runtime.data.templates import Template, template_of
@@ -71,9 +71,10 @@ class Chats:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Of each conversation its ids, or 1 where they are learned and 0 where not. Raises Refused (E0616)."""
-        return [self._encoded(json.loads(text)) for text in texts]
+        return [self.encoded(json.loads(text)) for text in texts]
 
-    def _encoded(self, chat: Mapping[str, Any]) -> np.ndarray:
+    def encoded(self, chat: Mapping[str, Any]) -> np.ndarray:
+        """Of one conversation the same."""
         text, spans = self.template.rendered(chat)
         whole = self._ids_of(text)
         if self.kind == "ids":
@@ -191,10 +192,17 @@ def _opened(call: Call, root: Path, *kinds: str) -> tuple[list[Documents], Chats
 
     def read(path: Path, name: str) -> Iterator[tuple[str, bool]]:
         for record, where in records(path, name, call.span):
-            yield json.dumps({**_conversation(record, where, call.span), "where": where}), True
+            yield written(_conversation(record, where, call.span), where, call.span), True
 
     chats = [Chats(tokens, template, kind) for kind in kinds]
     return [documents(files, read, "chat", each, call.span) for each in chats], chats[-1]
+
+
+def written(chat: Mapping[str, Any], where: str, span: Span | None) -> str:
+    """A conversation, or what else a line has, as a document. Raises Refused (E0616)."""
+    text = json.dumps({**chat, "where": where}, ensure_ascii=False)
+    check_unicode(text, where, span, "correct that line")
+    return text
 
 
 def end_of_turn(tokens: Tokens, template: Template) -> int | None:
@@ -215,16 +223,10 @@ def _row(corpus: Documents, learned: Documents, chats: Chats, number: int) -> st
 def _conversation(record: dict[str, Any], where: str, span: Span | None) -> dict[str, Any]:
     """The messages of a line, and the tools. Raises Refused (E0616)."""
     if "messages" in record:
-        found = {"messages": _listed(record["messages"], "messages", where, span)}
-        for message in found["messages"]:
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise refuse("E0616", f"a message in {where} has no `role`", span, help=FORMS)
-        kwargs = record.get("chat_template_kwargs") or {}
-        if not isinstance(kwargs, dict):
-            raise refuse("E0616", f"`chat_template_kwargs` in {where} is {kind_of(kwargs)}, not an object", span)
-        return {**found, "chat_template_kwargs": kwargs} | ({"tools": record["tools"]} if record.get("tools") else {})
+        found = {"messages": messages_of(record["messages"], "messages", where, span, FORMS)}
+        return found | read_by_template(record, where, span)
     if "conversations" in record:
-        turns = _listed(record["conversations"], "conversations", where, span)
+        turns = _listed(record["conversations"], "conversations", where, span, FORMS)
         if not all(isinstance(each, dict) and {"from", "value"} <= each.keys() for each in turns):
             raise refuse("E0616", f"a turn in {where} has no `from` and `value`", span, help=FORMS)
         return {
@@ -235,11 +237,29 @@ def _conversation(record: dict[str, Any], where: str, span: Span | None) -> dict
         answer = {"role": "assistant", "content": record["output"]}
         system = [{"role": "system", "content": record["system"]}] if record.get("system") else []
         return {"messages": [*system, {"role": "user", "content": asked}, answer]}
-    raise refuse("E0616", f"{where} is no conversation", span, help=FORMS)
+    help = '`preferences("…")` reads pairs of answers' if {"chosen", "rejected"} <= record.keys() else FORMS
+    raise refuse("E0616", f"{where} is no conversation", span, help=help)
 
 
-def _listed(value: object, name: str, where: str, span: Span | None) -> list[Any]:
+def read_by_template(record: Mapping[str, Any], where: str, span: Span | None) -> dict[str, Any]:
+    """What else of a line a template reads. Raises Refused (E0616)."""
+    kwargs = record.get("chat_template_kwargs") or {}
+    if not isinstance(kwargs, dict):
+        raise refuse("E0616", f"`chat_template_kwargs` in {where} is {kind_of(kwargs)}, not an object", span)
+    return {"chat_template_kwargs": kwargs} | ({"tools": record["tools"]} if record.get("tools") else {})
+
+
+def messages_of(value: object, name: str, where: str, span: Span | None, help: str) -> list[Any]:
+    """What is a list of messages. Raises Refused (E0616)."""
+    messages = _listed(value, name, where, span, help)
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise refuse("E0616", f"a message in {where} has no `role`", span, help=help)
+    return messages
+
+
+def _listed(value: object, name: str, where: str, span: Span | None, help: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         what = "an empty list" if value == [] else kind_of(value)
-        raise refuse("E0616", f"`{name}` in {where} is {what}, not a list of messages", span, help=FORMS)
+        raise refuse("E0616", f"`{name}` in {where} is {what}, not a list of messages", span, help=help)
     return value

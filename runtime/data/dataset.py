@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 
 from partita.dsl.types import Type
 
@@ -23,7 +23,7 @@ class Input:
 
     `type` has the sizes of the global batch; `batch_axis` is None if the input lacks that axis. `limit` is the size of
     the axis that an integer input indexes (its values must be below it, or `ignored`), `limit_axis` the name of that
-    axis.
+    axis. `column` is what the source calls it, where that is not the name.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Input:
     limit: int | None = None
     limit_axis: str | None = None
     ignored: tuple[int, ...] = ()
+    column: str = Factory(lambda self: self.name, takes_self=True)
 
     @property
     def batch(self) -> int:

@@ -56,7 +56,7 @@ def documents(
 def check_documents(corpus: Documents, inputs: Sequence[Input], what: str, span: Span | None) -> None:
     """Refuse (E0605) a largest id that is out of range for an input."""
     for model_input in inputs:
-        if model_input.name in SHIFT:
+        if model_input.column in SHIFT:
             check_largest(corpus.largest, model_input, what, span)
 
 

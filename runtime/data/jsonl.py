@@ -87,12 +87,17 @@ def _text(record: dict[str, Any], where: str, field: str, span: Span | None) -> 
     if not isinstance(text, str):
         help = '`chat("…", tokenizer = "…")` reads conversations' if isinstance(text, list) else None
         raise refuse("E0616", f"`{shown(field)}` in {where} is {kind_of(text)}, not a string", span, help=help)
+    check_unicode(text, f"`{shown(field)}` in {where}", span)
+    return text
+
+
+def check_unicode(text: str, what: str, span: Span | None) -> None:
+    """Refuse (E0616) half of a character, which JSON can spell, and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         surrogate = f"a lone surrogate, \\u{ord(text[error.start]):04x}"
-        raise refuse("E0616", f"`{shown(field)}` in {where} is not Unicode: it has {surrogate}", span) from error
-    return text
+        raise refuse("E0616", f"{what} is not Unicode: it has {surrogate}", span) from error
 
 
 def _without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:

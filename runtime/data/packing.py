@@ -56,23 +56,28 @@ class Packed(Dataset):
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The rows of a training step."""
-        return self._filled(self.training, self._trained(step, rows))
+        return self._filled(self.training, self.trained(step, rows))
 
     def row_names(self, step: int) -> list[str]:
         """The documents of each row."""
-        return [_named(self.training, row) for row in self._trained(step)]
+        return [_named(self.training, row) for row in self.trained(step)]
 
-    def _trained(self, step: int, rows: range | None = None) -> np.ndarray:
+    def trained(self, step: int, rows: range | None = None) -> np.ndarray:
+        """The numbers of the rows of a training step, or of the given ones of it."""
         assert step >= 1, "steps count from 1"
         return self._order.at(positions(self.inputs, step - 1, rows))
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The rows of an evaluation batch."""
-        return self._filled(self.holdout, positions(self.inputs, index, rows) % len(self.holdout))
+        return self._filled(self.holdout, self.evaluated(index, rows))
 
     def holdout_row_names(self, index: int) -> list[str]:
         """The documents of each row."""
-        return [_named(self.holdout, row) for row in positions(self.inputs, index, None) % len(self.holdout)]
+        return [_named(self.holdout, row) for row in self.evaluated(index)]
+
+    def evaluated(self, index: int, rows: range | None = None) -> np.ndarray:
+        """The numbers of the rows of an evaluation batch, or of the given ones of it, among those held out."""
+        return np.asarray(positions(self.inputs, index, rows) % len(self.holdout))
 
     @property
     def held_out(self) -> int:
@@ -111,8 +116,9 @@ class Packed(Dataset):
         values = {"tokens": tokens, "targets": targets, "segments": segments, "positions": places}
         batch: Batch = {}
         for model_input in self.inputs:
-            check_limit(values[model_input.name], model_input, f"`{model_input.name}` of {self.what}", self.span)
-            batch[model_input.name] = arranged(values[model_input.name], model_input)
+            found = values[model_input.column]
+            check_limit(found, model_input, f"`{model_input.name}` of {self.what}", self.span)
+            batch[model_input.name] = arranged(found, model_input)
         return batch
 
 
@@ -120,6 +126,14 @@ def _named(rows: Rows, row: int) -> str:
     numbers = rows.numbers[rows.first[row] : rows.first[row + 1]]
     more = ", …" if len(numbers) > MAX_NAMED else ""
     return f"row {row} (documents {', '.join(map(str, numbers[:MAX_NAMED]))}{more})"
+
+
+def check_ignored(inputs: Sequence[Input], why: str, span: Span | None) -> None:
+    """Refuse (E0607) targets of which the model ignores none, where some rows have none."""
+    for each in inputs:
+        if each.column == "targets" and each.limit is not None and not each.ignored:
+            help = f"`cross_entropy(…, ignore = -1)` where `{each.name}` is used"
+            raise refuse("E0607", f"{why}, and this model ignores none", span, help=help)
 
 
 def open_packed(
@@ -138,14 +152,7 @@ def open_packed(
     Refused (E0604, E0606, E0607).
     """
     length = length_of(inputs, span)
-    targets = next((model_input for model_input in inputs if model_input.name == "targets"), None)
-    if targets is not None and targets.limit is not None and not targets.ignored:
-        raise refuse(
-            "E0607",
-            "the last id of a document has no target, and this model ignores none",
-            span,
-            help="`cross_entropy(…, ignore = -1)` where `targets` is used",
-        )
+    check_ignored(inputs, "the last id of a document has no target", span)
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
 
     # A document belongs to the side on which it begins.

@@ -42,18 +42,23 @@ class Template:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def rendered(self, chat: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-        """A conversation as text, and from where to where the template marks it as what the assistant says. Raises
-        Refused (E0616).
+        """A conversation as text, and from where to where the template marks it as what the assistant says, from the
+        message `first` on. Raises Refused (E0616).
         """
-        return self._written(chat["messages"], chat, return_assistant_tokens_mask=self.marks)
+        messages, first = chat["messages"], chat.get("first", 0)
+        text, spans = self._written(messages, chat, return_assistant_tokens_mask=self.marks)
+        if not first or not spans:
+            return text, spans
+        _, earlier = self._written(messages[:first], chat, return_assistant_tokens_mask=True)
+        return text, spans[len(earlier) :]
 
     def turns(self, chat: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-        """Of each turn of the assistant the text before it, that with it, and that with the prompt to go on; none if
-        the template marks them. Raises Refused (E0616).
+        """Of each turn of the assistant, from the message `first` on, the text before it, that with it, and that with
+        the prompt to go on; none if the template marks them. Raises Refused (E0616).
         """
-        messages = chat["messages"]
+        messages, first = chat["messages"], chat.get("first", 0)
         for i, message in enumerate(messages):
-            if message["role"] == "assistant" and not self.marks:
+            if i >= first and message["role"] == "assistant" and not self.marks:
                 before = self.prompt(chat, i)
                 until, _ = self._written(messages[: i + 1], chat)
                 yield before, until, self.prompt(chat, i + 1)
@@ -84,14 +89,22 @@ class Template:
 
 def template_of(tokenizer: str | Path, root: Path, span: Span | None) -> Template:
     """The template of a tokenizer, which is a folder, or a file in one. Raises Refused (E06xx)."""
+    found = template_if_any(tokenizer, root, span)
+    if found is None:
+        help = "`chat_template.jinja` beside it says how conversations are written; `save_pretrained` writes it"
+        raise refuse("E0619", f"`{tokenizer}` has no template for chats", span, help=help)
+    return found
+
+
+def template_if_any(tokenizer: str | Path, root: Path, span: Span | None) -> Template | None:
+    """The same, or None where there is none. Raises Refused (E06xx)."""
     folder = tokenizer_file(tokenizer, root, span).parent
     config, own = json_object(folder / "tokenizer_config.json", span), folder / "chat_template.jinja"
     template = read(own, span).decode(errors="replace") if own.is_file() else config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((each["template"] for each in template if each["name"] == "default"), None)
     if not isinstance(template, str):
-        help = "`chat_template.jinja` beside it says how conversations are written; `save_pretrained` writes it"
-        raise refuse("E0619", f"`{tokenizer}` has no template for chats", span, help=help)
+        return None
     library = package("transformers.utils.chat_template_utils", "chat", "a template for chats", span)
     package("jinja2", "chat", "a template for chats", span)
     return Template(template, special_tokens(config), span, library.render_jinja_template)

@@ -120,7 +120,7 @@ def arranged(values: np.ndarray, model_input: Input) -> np.ndarray:
 
 def ignored_target(inputs: tuple[Input, ...]) -> int | None:
     """What `targets` is where there is none; None if the model does not ignore any."""
-    return next((each.ignored[0] for each in inputs if each.name == "targets" and each.ignored), None)
+    return next((each.ignored[0] for each in inputs if each.column == "targets" and each.ignored), None)
 
 
 def open_windows(
@@ -245,7 +245,7 @@ def check_largest(
 
 
 def _unfit(model_input: Input, span: Span | None) -> Iterator[Diagnostic]:
-    if model_input.name not in (*SHIFT, *ONE_SEGMENT):
+    if model_input.column not in (*SHIFT, *ONE_SEGMENT):
         yield Diagnostic(
             "E0606",
             f"the data has no input called `{model_input.name}`",
