@@ -16,7 +16,12 @@ COUNT = 240
 COLORS = ("red", "green", "blue", "white", "black", "yellow")
 THINGS = ("key", "book", "cup", "lamp", "coat", "ball", "map", "pen")
 QUESTIONS = ("Where is the {}?", "Is the {} here?", "May I have the {}?", "Whose is the {}?", "How old is the {}?")
-POLITE = ("I think it is on the shelf.", "Let me find it for you.", "I will gladly have a look.", "Thank you for asking.")
+POLITE = (
+    "I think it is on the shelf.",
+    "Let me find it for you.",
+    "I will gladly have a look.",
+    "Thank you for asking.",
+)
 RUDE = ("Look for yourself.", "What do I know?", "Leave me alone.", "Not that again!", "Who cares?")
 
 

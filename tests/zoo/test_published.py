@@ -102,27 +102,57 @@ def stretched(length: int, half: int) -> Tensor:
     return torch.arange(length)[:, None] * (kept * rate + (1 - kept) * rate / 8)
 
 
+def llama(own: Parameters, tokens: Tensor, layers: int = 2) -> Tensor:
+    """What a decoder's last norm yields."""
+    x, angle = own["table"][tokens], stretched(tokens.shape[1], own["layer.0.attention.wk"].shape[-1] // 2)
+    for i in range(layers):
+        x = attention(x, of(own, f"layer.{i}.attention"), angle, 1e-5)
+        x = mlp(x, of(own, f"layer.{i}.mlp"), 1e-5)
+    return rms_norm(x, own["scale"], 1e-5)
+
+
+def token_likelihoods(own: Parameters, batch: Batch, side: str) -> tuple[Tensor, Tensor]:
+    """Log-likelihoods of the tokens of an answer, 0 elsewhere; and where they are."""
+    targets = batch[f"{side}_targets"]
+    logits = llama(own, batch[f"{side}_tokens"]) @ own["head"]
+    there = (targets != -1).double()
+    return there * torch.log_softmax(logits, -1).gather(-1, targets.clamp(min=0)[..., None])[..., 0], there
+
+
 def dpo(p: Parameters, batch: Batch, step: int) -> Tensor:
-    prompt, tokens, targets = 4, batch["tokens"], batch["targets"]
-    rows, length = tokens.shape
+    policy, reference = of(p, "dpo.policy"), of(p, "dpo.reference")
+    won, lost = (
+        (token_likelihoods(policy, batch, side)[0] - token_likelihoods(reference, batch, side)[0]).sum(1)
+        for side in ("chosen", "rejected")
+    )
+    return torch.log1p(torch.exp(-0.1 * (won - lost))).mean()
 
-    def likelihood(name: str, tokens: Tensor, targets: Tensor) -> Tensor:
-        own = of(p, f"dpo.{name}")
-        x, angle = own["table"][tokens], stretched(length, own["layer.0.attention.wk"].shape[-1] // 2)
-        for i in range(2):
-            x = attention(x, of(own, f"layer.{i}.attention"), angle, 1e-5)
-            x = mlp(x, of(own, f"layer.{i}.mlp"), 1e-5)
-        logits = rms_norm(x, own["scale"], 1e-5) @ own["head"]
-        return -F.cross_entropy(logits.mT, targets, reduction="none")[:, prompt:].sum(1)
 
-    other = sampled("dpo.other", step, rows, length, kind="integers", argument=16)
-    wrong = sampled("dpo.chance", step, rows, length, kind="uniform", argument=0.5) + 0.5 < 0.4
-    wrong[:, :prompt] = False
-    following = torch.where(wrong, other, targets)
-    rejected = torch.cat((tokens[:, :1], following[:, :-1]), 1)
-    won = likelihood("policy", tokens, targets) - likelihood("reference", tokens, targets)
-    lost = likelihood("policy", rejected, following) - likelihood("reference", rejected, following)
-    return -F.logsigmoid(0.1 * (won - lost)).mean()
+def orpo(p: Parameters, batch: Batch, step: int) -> Tensor:
+    policy = of(p, "orpo.policy")
+    (chosen, there), (rejected, other) = (token_likelihoods(policy, batch, side) for side in ("chosen", "rejected"))
+    won, lost = (torch.exp(log_p.sum(1) / own.sum(1)) for log_p, own in ((chosen, there), (rejected, other)))
+    ratio = won / (1 - won) / (lost / (1 - lost))
+    return -chosen.sum() / there.sum() - 0.1 * torch.log(ratio / (1 + ratio)).mean()
+
+
+def reward(p: Parameters, batch: Batch, step: int) -> Tensor:
+    judge = of(p, "reward.judge")
+
+    def score(side: str) -> Tensor:
+        scores, targets = llama(judge, batch[f"{side}_tokens"]) @ judge["score"], batch[f"{side}_targets"].tolist()
+        last = [max(i + 1 for i, each in enumerate(row[:-1]) if each != -1) for row in targets]
+        return scores[range(len(last)), last]
+
+    return torch.log1p(torch.exp(score("rejected") - score("chosen"))).mean()
+
+
+def distill(p: Parameters, batch: Batch, step: int) -> Tensor:
+    teacher, student = of(p, "distill.teacher.decoder"), of(p, "distill.student.decoder")
+    logits = llama(student, batch["tokens"], 1) @ student["head"]
+    known = torch.softmax((llama(teacher, batch["tokens"]) @ teacher["head"]).detach() / 2, -1)
+    kl = F.kl_div(torch.log_softmax(logits / 2, -1), known, reduction="none").sum(-1).mean()
+    return 0.5 * F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()) + 0.5 * 4 * kl
 
 
 def qwen2_vl(p: Parameters, batch: Batch, step: int) -> Tensor:
@@ -308,13 +338,12 @@ def unet_skips(p: Parameters, batch: Batch, step: int) -> Tensor:
     return F.mse_loss(x.flatten(1), image)
 
 
+LLAMA = ("seq=12", "embed=8", "key=8", "ffn=12", "vocab=16", "layers=2")
 CASES = {
-    "dpo": Case(
-        dpo,
-        "layer",
-        "groups, ffn, vocab",
-        ("seq=12", "embed=8", "key=8", "ffn=12", "vocab=16", "layers=2", "prompt=4", "replaced=40%"),
-    ),
+    "dpo": Case(dpo, "layer", "groups, ffn, vocab", LLAMA),
+    "orpo": Case(orpo, "layer", "groups, ffn, vocab", LLAMA),
+    "reward": Case(reward, "layer", "groups, ffn, vocab", LLAMA),
+    "distill": Case(distill, "layer", "groups, ffn, vocab", LLAMA),
     "siamese": Case(siamese, "", "ffn", ("pixels=12", "ffn=10", "features=6")),
     "gan": Case(gan, "layer", "ffn, hidden", ("pixels=12", "ffn=10", "hidden=6")),
     "pinn": Case(pinn, "layer", "ffn", ("ffn=10",)),
@@ -333,16 +362,20 @@ CASES = {
 def test_a_published_model_equals_torch(name: str, layout: str):
     run, rates = started(name, layout)
     for step, batch in enumerate(batches(run.plan.program, 2)[:2], 1):
-        p = {path: value.clone().requires_grad_("reference" not in path) for path, value in run.parameters().items()}
+        p = {path: value.clone().requires_grad_(trained(path)) for path, value in run.parameters().items()}
         loss = CASES[name].loss(p, batch, step)
-        trained = {path: value for path, value in p.items() if value.requires_grad}
-        expected = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        own = {path: value for path, value in p.items() if value.requires_grad}
+        expected = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
         found, _ = run.step(step, batch, *rates)
         assert found == pytest.approx(loss.item(), rel=1e-9)
         gradients = run.gradients()
-        assert gradients.keys() == trained.keys()
-        for path, d in zip(trained, expected, strict=True):
+        assert gradients.keys() == own.keys()
+        for path, d in zip(own, expected, strict=True):
             torch.testing.assert_close(gradients[path], d, rtol=1e-8, atol=1e-10)
+
+
+def trained(path: str) -> bool:
+    return "reference" not in path and "teacher" not in path
 
 
 def started(name: str, layout: str) -> tuple[VirtualRun, list[float]]:
@@ -354,7 +387,7 @@ def started(name: str, layout: str) -> tuple[VirtualRun, list[float]]:
         mesh = mesh.replace("pipe = 2, ", "").replace(", pipe", "").replace("stage  -> pipe", "")
         where = (*(each for each in where if "pipe" not in each), "s.microbatches=1")
     plain = ("train.eval=none", "train.clip=none", "train.precision=f64", f"train.seed={SEED}", "train.steps=2")
-    optimizer = () if name == "gan" else ("train.optimizer=sgd(lr = 0.1)",)
+    optimizer = () if name in ("gan", "distill") else ("train.optimizer=sgd(lr = 0.1)",)
     path = SPECS / "zoo" / f"{name}.par"
     overrides = ("batch=8", *plain, *optimizer, *case.sizes, *where)
     spec, diagnostics = load_text(path.read_text() + mesh, path.name, overrides, path)
