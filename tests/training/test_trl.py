@@ -26,15 +26,12 @@ from tests.runtime.data.test_chat import LLAMA
 from tests.runtime.data.test_chat import written as tokenizer_with
 
 pytestmark = pytest.mark.soak
-pytest.importorskip("trl", reason="`pip install trl` brings what these tests compare with")
-
-from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+WHY = "`pip install trl` brings what these tests compare with"
+trl, orpo = (pytest.importorskip(name, reason=WHY) for name in ("trl", "trl.experimental.orpo"))
+datasets, transformers = (pytest.importorskip(name, reason=WHY) for name in ("datasets", "transformers"))
 
 SIZES = ("batch=4", "seq=72", "embed=24", "groups=2", "heads=3", "key=4", "ffn=40", "vocab=320", "layers=2")
-CONFIG = LlamaConfig(
+CONFIG = transformers.LlamaConfig(
     hidden_size=24,
     num_hidden_layers=2,
     num_attention_heads=6,
@@ -102,7 +99,7 @@ class Both:
         assert data is not None
         self.order = [int(each.split()[1]) for each in data.row_names(1)]
         self.batch = {each: torch.as_tensor(array) for each, array in data.batch(1).items()}
-        self.rows = Dataset.from_list(rows)
+        self.rows = datasets.Dataset.from_list(rows)
         self.options = {
             "output_dir": str(folder / "out"),
             "use_cpu": True,
@@ -151,9 +148,9 @@ class Both:
 @pytest.mark.parametrize("precision", EXACT)
 @pytest.mark.parametrize("rows", [TEXTS, CHATS], ids=["texts", "chats"])
 def test_dpo(rows: list[Any], precision: str, tmp_path: Path):
-    both = Both("dpo", LlamaForCausalLM, rows, precision, tmp_path)
-    options = DPOConfig(beta=0.1, **both.options)
-    trainer = DPOTrainer(
+    both = Both("dpo", transformers.LlamaForCausalLM, rows, precision, tmp_path)
+    options = trl.DPOConfig(beta=0.1, **both.options)
+    trainer = trl.DPOTrainer(
         model=both.module,
         ref_model=both.reference,
         args=options,
@@ -168,9 +165,11 @@ def test_dpo(rows: list[Any], precision: str, tmp_path: Path):
 @pytest.mark.parametrize("precision", EXACT)
 @pytest.mark.parametrize("rows", [TEXTS, CHATS], ids=["texts", "chats"])
 def test_reward(rows: list[Any], precision: str, tmp_path: Path):
-    both = Both("reward", LlamaForSequenceClassification, rows, precision, tmp_path)
-    options = RewardConfig(**both.options)
-    trainer = RewardTrainer(model=both.module, args=options, train_dataset=both.rows, processing_class=both.tokenizer)
+    both = Both("reward", transformers.LlamaForSequenceClassification, rows, precision, tmp_path)
+    options = trl.RewardConfig(**both.options)
+    trainer = trl.RewardTrainer(
+        model=both.module, args=options, train_dataset=both.rows, processing_class=both.tokenizer
+    )
     batch = trainer.data_collator([trainer.train_dataset[i] for i in both.order])
     both.same_batch(batch, None)
     both.same_numbers(trainer.compute_loss(both.module, batch), **EXACT[precision])
@@ -178,12 +177,14 @@ def test_reward(rows: list[Any], precision: str, tmp_path: Path):
 
 @pytest.mark.parametrize("rows", [TEXTS, ONE_TOKEN], ids=["texts", "one_token"])
 def test_orpo(rows: list[Any], tmp_path: Path):
-    """In f32, which TRL makes of likelihoods. It learns prompts, too: what of its loss is theirs is replaced, where they
+    """In f32, which TRL makes of likelihoods. It learns prompts, too: that part of its loss is replaced, where they
     have more than the first token, which nothing predicts.
     """
-    both = Both("orpo", LlamaForCausalLM, rows, "f32", tmp_path)
-    options = ORPOConfig(beta=0.1, **both.options)
-    trainer = ORPOTrainer(model=both.module, args=options, train_dataset=both.rows, processing_class=both.tokenizer)
+    both = Both("orpo", transformers.LlamaForCausalLM, rows, "f32", tmp_path)
+    options = orpo.ORPOConfig(beta=0.1, **both.options)
+    trainer = orpo.ORPOTrainer(
+        model=both.module, args=options, train_dataset=both.rows, processing_class=both.tokenizer
+    )
     batch = {}
     for side in ("chosen", "rejected"):
         tokens, targets = both.batch[f"{side}_tokens"], both.batch[f"{side}_targets"]

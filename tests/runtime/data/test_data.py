@@ -87,6 +87,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     pyarrow.parquet.write_table(pyarrow.table({"text": lines}), root / "rows.parquet")
     chats = ({"instruction": line[:50], "output": line[50:]} for line in lines)
+    pairs = ({"prompt": line[:50], "chosen": line[50:], "rejected": line[:50:-1]} for line in lines)
+    (root / "pairs.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     (root / "chats.json").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     tokenizer_of(lines, ["<|endoftext|>"]).save(str(root / "tokenizer.json"))
     (root / "chat_template.jinja").write_text(CHAT)
@@ -98,6 +100,7 @@ PACKED = tuple(
     ids(name, seq=150, limit=None if name == "targets" else 400)
     for name in ("tokens", "targets", "segments", "positions")
 )
+PAIRED = tuple(evolve(each, name=f"{side}_{each.name}") for side in ("chosen", "rejected") for each in PACKED)
 MIXED = (
     Share(call("text", glob="corpus/*.txt", alphabet="chars", holdout=HELD), 0.5),
     Share(call("parquet", glob="*.parquet", column="text", holdout=0.5), 0.3),
@@ -116,6 +119,10 @@ OPENED = {
     "parquet": (call("parquet", glob="*.parquet", column="text", holdout=HELD), WINDOWS),
     "packed": (call("jsonl", glob="*.jsonl", field="text", pack=True, holdout=HELD), PACKED),
     "chat": (call("chat", glob="chats.json", tokenizer="tokenizer.json", cut=True, holdout=HELD), PACKED),
+    "preferences": (
+        call("preferences", glob="pairs.json", tokenizer=None, end="\n", cut=False, holdout=HELD),
+        PAIRED,
+    ),
     "mix": (call("mix", sources=MIXED), WINDOWS),
     "arrays": (call("arrays", path="digits.npz", holdout=HELD), ARRAYS),
     "random": (call("random"), NOISE),

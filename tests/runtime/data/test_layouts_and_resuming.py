@@ -7,6 +7,7 @@ after resuming under another.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,10 @@ SOURCES = {
         'mix([jsonl("*.jsonl", pack = true, holdout = 9%) -> 2, parquet("*.parquet", pack = true, holdout = 9%) -> 1])',
         "batches = 3",
     ),
+    "preferences": (
+        'preferences("pairs.json", tokenizer = "t.json", end = "<|endoftext|>", cut = true, holdout = 20%)',
+        "batches = all",
+    ),
     "mix of texts": (
         'mix([text("*.txt", tokenizer = "t.json", holdout = 9%) -> 1, '
         'jsonl("*.jsonl", tokenizer = "t.json", holdout = 9%) -> 1])',
@@ -95,11 +100,14 @@ def fill(root: Path, source: str) -> str:
     chats = ({"instruction": each, "output": each[::-1]} for each in texts)
     (root / "chats.json").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     (root / "chat_template.jinja").write_text(CHAT)
+    pairs = ({"prompt": str(i), "chosen": each, "rejected": each[::-1]} for i, each in enumerate(texts))
+    (root / "pairs.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     rows = np.random.default_rng(0).integers(0, 512, (40, 2, 8))
     np.savez(root / "items.npz", tokens=rows[:, 0], targets=rows[:, 1])
     tokenizer().save(str(root / "t.json"))
     data, eval = SOURCES[source]
-    (root / "m.par").write_text(MODEL.replace("DATA", data).replace("EVAL", eval))
+    model = re.sub(r"\b(tokens|targets)\b", r"rejected_\1", MODEL) if source == "preferences" else MODEL
+    (root / "m.par").write_text(model.replace("DATA", data).replace("EVAL", eval))
     return (root / "m.par").read_text()
 
 
@@ -110,7 +118,9 @@ def expected(root: Path, text: str) -> list[tuple[float, float]]:
     assert data is not None
     places = np.arange(64).reshape(8, 8) + 1
     batches = [data.batch(step) for step in range(1, 7)]
-    return [(float((b["tokens"] * places).sum()), float((b["targets"] * places).sum())) for b in batches]
+    names = ("tokens", "targets") if "tokens" in batches[0] else ("rejected_tokens", "rejected_targets")
+    seen, wanted = ([float((batch[name] * places).sum()) for batch in batches] for name in names)
+    return list(zip(seen, wanted, strict=True))
 
 
 def told(run: Path) -> tuple[dict[int, tuple[float, float]], dict[int, float]]:
