@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from math import pi
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import SPECS
+from tests.marks import soak
 from tests.reference import drawn
 
 SEED = 3
@@ -357,8 +359,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("layout", ["whole", "cut", "zero"])
-@pytest.mark.parametrize("name", CASES)
+LAYOUTS = ("whole", "cut", "zero")
+# Of those that a neighbour's parts make up: `make test` compares them whole.
+LIKE_OTHERS = ("orpo", "reward", "distill")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        each
+        for case in product(CASES, LAYOUTS)
+        for each in (soak(case) if case[0] in LIKE_OTHERS and case[1] != "whole" else [case])
+    ],
+)
 def test_a_published_model_equals_torch(name: str, layout: str):
     run, rates = started(name, layout)
     for step, batch in enumerate(batches(run.plan.program, 2)[:2], 1):
