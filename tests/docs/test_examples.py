@@ -40,7 +40,7 @@ def test_a_file_in_the_documentation_is_in_canonical_form(fence: Fence, text: st
 # Pages whose sessions train, verify or search for long; `make docs` runs all of them, too.
 LONG = {
     *("tutorial.md", "run.md", "plan.md", "verify.md", "checkpoint.md", "checkpoints.md", "finetuning.md"),
-    *("experts.md", "from_pytorch.md", "layouts.md", "operations.md", "python.md", "recurrences.md"),
+    *("experts.md", "from_pytorch.md", "layouts.md", "operations.md", "preferences.md", "python.md", "recurrences.md"),
 }
 
 

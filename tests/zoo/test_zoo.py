@@ -6,6 +6,7 @@ there. What it needs besides stands in the tables below.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from partita.dsl.load import load, load_text
 from partita.runtime.verification.verify import Outcome, verify
 from tests.files import SPECS
 from tests.marks import soak
+from tests.zoo import pairs
 from tests.zoo.clicks import PATH, clicks
 from tests.zoo.layouts import INDIVISIBLE
 
@@ -147,3 +149,7 @@ def test_a_table_of_dlrm_has_a_state_for_each_row_of_each_table():
     state = partita.compile(ZOO / "dlrm.par")
     table = next(record for record in state.program.parameters if record.name == "dlrm.table")
     assert [str(each.type) for each in table.states] == ["f32[tables=6, rows=40]"]
+
+
+def test_pairs_are_those_that_are_drawn():
+    assert [json.loads(line) for line in pairs.PATH.read_text().splitlines()] == pairs.pairs()

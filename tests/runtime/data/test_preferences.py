@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from partita.dsl.diagnostic import Refused
@@ -74,6 +74,7 @@ def row(ids: list[int], learned: list[bool]) -> tuple[list[int], list[int]]:
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9)
 
 
+@example(prompt="a", chosen="b\n", rejected="\n", end="\n")
 @given(prompt=TEXT.filter(bool), chosen=TEXT, rejected=TEXT, end=st.sampled_from(["\n", "<end>"]))
 @examples(8)
 def test_bytes_of_answers_and_their_end_count(
@@ -121,13 +122,13 @@ FORMS = {
     "a text as prompt": {"prompt": "a?", "chosen": [YES], "rejected": [NO]},
 }
 PLAIN = {
-    "texts": {"prompt": "x y", "chosen": " b", "rejected": " c d"},
-    "implicit": {"chosen": "x y b", "rejected": "x y c d"},
+    "texts": {"prompt": "x y", "chosen": " bread", "rejected": " brick d"},
+    "implicit": {"chosen": "x y bread", "rejected": "x y brick d"},
 }
 
 
 @pytest.mark.parametrize("forms", [FORMS, PLAIN], ids=["messages", "texts"])
-def test_forms_that_mean_the_same_are_the_same(forms: dict[str, dict[str, Any]], tmp_path: Path):
+def test_forms_of_pairs_that_mean_the_same_are_the_same(forms: dict[str, dict[str, Any]], tmp_path: Path):
     written(tmp_path, CHATML)
     found = pairs(tmp_path, list(forms.values()), 'tokenizer = "own"')
     assert all(each == found[0] for each in found)
@@ -140,13 +141,15 @@ def test_forms_that_mean_the_same_are_the_same(forms: dict[str, dict[str, Any]],
 def test_texts_end_as_the_tokenizer_says(tmp_path: Path):
     """By its end of text, once; or by what `end` names. A token with the end of the prompt belongs to the answer."""
     theirs = written(tmp_path, CHATML)
-    lines = [PLAIN["texts"], {"prompt": "hel", "chosen": "lo</s>", "rejected": "p"}]
-    for more, end in (("", "</s>"), (', end = "<|im_end|>"', "<|im_end|>")):
-        _, ((ids, targets), _) = pairs(tmp_path, lines, f'tokenizer = "own"{more}')
-        text = "hello</s>" if not more else f"hello</s>{end}"
-        expected = theirs.encode(text)
-        assert len(theirs.encode("hello")) == 1
-        assert (ids, targets) == row(expected, [True] * len(expected))
+    lines = [{"prompt": "x th", "chosen": "ere", "rejected": "ere</s>"}]
+    assert len(theirs.encode(" there")) == 1
+    for more, chosen, rejected in (
+        ("", "x there</s>", "x there</s>"),
+        (', end = "<|im_end|>"', "x there<|im_end|>", "x there</s><|im_end|>"),
+    ):
+        (found,) = pairs(tmp_path, lines, f'tokenizer = "own"{more}')
+        for own, ids in zip(found, (theirs.encode(chosen), theirs.encode(rejected)), strict=True):
+            assert own == row(ids, [i >= 1 for i in range(len(ids))])
 
 
 @pytest.mark.parametrize(
