@@ -91,13 +91,13 @@ def _text(record: dict[str, Any], where: str, field: str, span: Span | None) -> 
     return text
 
 
-def check_unicode(text: str, what: str, span: Span | None) -> None:
+def check_unicode(text: str, what: str, span: Span | None, help: str | None = None) -> None:
     """Refuse (E0616) half of a character, which JSON can spell, and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         surrogate = f"a lone surrogate, \\u{ord(text[error.start]):04x}"
-        raise refuse("E0616", f"{what} is not Unicode: it has {surrogate}", span) from error
+        raise refuse("E0616", f"{what} is not Unicode: it has {surrogate}", span, help=help) from error
 
 
 def _without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:

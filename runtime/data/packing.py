@@ -132,7 +132,7 @@ def check_ignored(inputs: Sequence[Input], why: str, span: Span | None) -> None:
     """Refuse (E0607) targets of which the model ignores none, where some rows have none."""
     for each in inputs:
         if each.column == "targets" and each.limit is not None and not each.ignored:
-            help = f"`cross_entropy(…, ignore = -1)` where `{each.name}` is used"
+            help = f"`cross_entropy(…, ignore = -1)`, or `token_nll(…, ignore = -1)`, where `{each.name}` is used"
             raise refuse("E0607", f"{why}, and this model ignores none", span, help=help)
 
 

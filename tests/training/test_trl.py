@@ -70,7 +70,7 @@ CHATS = [
 ]
 ONE_TOKEN = [{**row, "prompt": "a"} for row in TEXTS]
 # Norms, angles and softmax of transformers' Llama are f32 in f64, too.
-EXACT = {"f64": {"rtol": 1e-5, "atol": 1e-7}, "f32": {"rtol": 1e-4, "atol": 1e-6}}
+EXACT = {"f64": {"rtol": 1e-5, "atol": 1e-7}, "f32": {"rtol": 1e-5, "atol": 1e-6}}
 DTYPES = {"f64": torch.float64, "f32": torch.float32}
 
 
