@@ -57,14 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     for row in rows:
         print(names[row] if names else f"row {row}")
         values = {name: batch[name].take(row, axis=each.type.names.index(spec.batch)) for name, each in inputs.items()}
-        for side in SIDES if encoding is not None else ():
-            if (tokens := values.pop(f"{side}tokens", None)) is None:
+        for side in SIDES:
+            if encoding is None or (tokens := values.pop(f"{side}tokens", None)) is None:
                 continue
             if side:
                 print(f"  {side.removesuffix('_')}:")
             targets = values.pop(f"{side}targets", None)
             ignored = inputs[f"{side}targets"].ignored if targets is not None else ()
-            assert encoding is not None
             for line in _text(encoding, tokens, targets, ignored):
                 print(f"  {'  ' if side else ''}{line}")
         for line in _numbers(values):

@@ -279,6 +279,7 @@ def test_conversations_of_which_everything_or_nothing_is_learned_are_shown(
             "E0616",
             "of line 1 of `chats.jsonl` nothing is learned",
         ),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "E0616", "line 1 of `chats.jsonl` is not Unicode"),
         ({"messages": [{"role": "user", "content": 3}]}, "E0616", "the template cannot write line 1 of `chats.jsonl`"),
         ({"instruction": "a " * 2100, "output": "b"}, "E0607", "ids, and a row has 2,048"),
     ],
