@@ -22,7 +22,7 @@ from partita.runtime.data.binding import bind
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.files import SPECS
-from tests.runtime.data.test_chat import LLAMA
+from tests.runtime.data.test_chat import TEMPLATES
 from tests.runtime.data.test_chat import written as tokenizer_with
 
 pytestmark = pytest.mark.soak
@@ -79,7 +79,7 @@ class Both:
 
     def __init__(self, name: str, kind: type[nn.Module], rows: list[Any], precision: str, folder: Path) -> None:
         torch.manual_seed(3)
-        self.tokenizer = tokenizer_with(folder, LLAMA)
+        self.tokenizer = tokenizer_with(folder, (TEMPLATES / "llama3.jinja").read_text())
         self.tokenizer.pad_token = "<bos>"
         CONFIG.pad_token_id = self.tokenizer.pad_token_id
         self.module, self.reference = (kind(CONFIG).to(DTYPES[precision]) for _ in range(2))

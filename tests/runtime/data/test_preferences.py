@@ -18,7 +18,7 @@ from partita.runtime.data.dataset import Dataset
 from partita.runtime.rank import CompiledRun, prepare
 from tests.files import checked
 from tests.marks import examples
-from tests.runtime.data.test_chat import CHATML, TEMPLATES, messages, written
+from tests.runtime.data.test_chat import CHATML, published, written
 
 LENGTH = 96
 SIDES = ("chosen", "rejected")
@@ -64,10 +64,10 @@ def pairs(
     return found
 
 
-def row(ids: list[int], learned: list[bool]) -> tuple[list[int], list[int]]:
+def row(ids: list[int], learned: list[bool], length: int = LENGTH) -> tuple[list[int], list[int]]:
     """Filled up."""
     targets = [each if own else -1 for each, own in zip(ids[1:], learned[1:], strict=True)]
-    filled = LENGTH - len(ids)
+    filled = length - len(ids)
     return ids + filled * [0], targets + (1 + filled) * [-1]
 
 
@@ -89,27 +89,30 @@ def test_bytes_of_answers_and_their_end_count(
         assert own == row(ids, [i >= len(prompt.encode()) for i in range(len(ids))])
 
 
-PROMPT = [("user", "say hello"), ("assistant", "hello\nthere"), ("user", "and now?")]
-ANSWERS = {"chosen": [("assistant", "good bye, <end>")], "rejected": [("assistant", " it is four.")]}
+PROMPT = [
+    {"role": "user", "content": "say hello"},
+    {"role": "assistant", "content": "hello\nthere"},
+    {"role": "user", "content": "and now?"},
+]
+ANSWERS = {"chosen": "good bye, <end>", "rejected": " it is four."}
 
 
 @pytest.mark.parametrize("marked", [False, True])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "phi3", "mistral", "gemma3"])
 def test_only_the_answers_of_conversations_count(name: str, marked: bool, tmp_path: Path):
     """Not what the assistant has said in the prompt."""
-    theirs = written(tmp_path, TEMPLATES[name])
-    if marked:
-        (tmp_path / "own" / "chat_template.jinja").write_text(theirs.chat_template)
+    texts = published(name)
+    theirs = written(tmp_path, texts[marked], texts[1])
     options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-    line = {"prompt": messages(PROMPT)} | {side: messages(own) for side, own in ANSWERS.items()}
-    (found,) = pairs(tmp_path, [line], 'tokenizer = "own"')
-    before = sum(theirs.apply_chat_template(messages(PROMPT), **options)["assistant_masks"])
-    assert before
-    for own, answer in zip(found, ANSWERS.values(), strict=True):
-        expected = theirs.apply_chat_template(messages([*PROMPT, *answer]), **options)
+    answers = {side: [{"role": "assistant", "content": text}] for side, text in ANSWERS.items()}
+    (found,) = pairs(tmp_path, [{"prompt": PROMPT} | answers], 'tokenizer = "own"', "seq=320")
+    before = sum(theirs.apply_chat_template(PROMPT, **options)["assistant_masks"])
+    assert before or name == "qwen3"
+    for own, answer in zip(found, answers.values(), strict=True):
+        expected = theirs.apply_chat_template([*PROMPT, *answer], **options)
         ids, mask = expected["input_ids"], expected["assistant_masks"]
         learned = [bool(each) and sum(mask[:i]) >= before for i, each in enumerate(mask)]
-        assert own == row(ids, learned), theirs.decode(ids)
+        assert own == row(ids, learned, 320), theirs.decode(ids)
 
 
 USER, OTHER = {"role": "user", "content": "a?"}, {"role": "system", "content": "s"}
@@ -180,7 +183,7 @@ def test_texts_end_as_the_tokenizer_says(tmp_path: Path):
         (
             {"prompt": "a", "chosen": [YES], "rejected": [USER]},
             "E0616",
-            "`rejected` in line 2 of `pairs.jsonl` has nothing that is learned",
+            "of `rejected` in line 2 of `pairs.jsonl` nothing is learned",
         ),
         (
             {"prompt": "a", "chosen": "\ud800", "rejected": "b"},
@@ -209,10 +212,15 @@ def test_what_is_wrong_with_a_pair_is_said(line: dict[str, Any], code: str, word
             [{"prompt": "a", "chosen": "", "rejected": "b"}],
             "",
             "E0616",
-            "`chosen` in line 1 of `pairs.jsonl` has nothing",
+            "of `chosen` in line 1 of `pairs.jsonl` nothing is learned",
         ),
-        ([FORMS["lists"]], "", "E0616", "`chosen` in line 1 of `pairs.jsonl` has messages, and there is no tokenizer"),
-        ([FORMS["lists"]], 'tokenizer = "own"', "E0619", "`own` has no template for chats"),
+        (
+            [FORMS["lists"]],
+            "",
+            "E0616",
+            "`chosen` in line 1 of `pairs.jsonl` has messages, and no template writes them",
+        ),
+        ([FORMS["lists"]], 'tokenizer = "own"', "E0616", "`chosen` in line 1 of `pairs.jsonl` has messages, and no"),
         ([PLAIN["texts"]], "holdout = 60%", "E0604", "`pairs.jsonl` has no pairs to train on: 1 of 1 pair held out"),
     ],
 )
