@@ -118,7 +118,7 @@ OPENED = {
     "jsonl": (call("jsonl", glob="*.jsonl", field="text", holdout=HELD), WINDOWS),
     "parquet": (call("parquet", glob="*.parquet", column="text", holdout=HELD), WINDOWS),
     "packed": (call("jsonl", glob="*.jsonl", field="text", pack=True, holdout=HELD), PACKED),
-    "chat": (call("chat", glob="chats.json", tokenizer="tokenizer.json", cut=True, holdout=HELD), PACKED),
+    "chat": (call("chat", glob="chats.json", tokenizer="tokenizer.json", pack=True, cut=True, holdout=HELD), PACKED),
     "preferences": (
         call("preferences", glob="pairs.json", tokenizer=None, end="\n", cut=False, holdout=HELD),
         PAIRED,
