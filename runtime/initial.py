@@ -22,6 +22,7 @@ from math import prod, sqrt
 
 import numpy as np
 
+from partita.compiler.ops.four_bits import FOUR_BITS, matrix_of
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.dtypes import NUMPY
@@ -88,10 +89,11 @@ def initial(
         from partita.runtime.initial_files import read_initial  # with torch, which a supervisor does without
 
         return read_initial(call, type, name, region)
-    if call.name == "four_bits":
+    if call.name == FOUR_BITS:
         from partita.runtime.initial_files import quantized_initial
 
-        part = quantized_initial(call, seed, name, fan)
+        matrix = matrix_of(name, call)
+        part = quantized_initial(call, (matrix, seed), lambda own, whole: initial(own, whole, seed, matrix, fan))
         return np.asarray(part[region]) if region else part
     name = str(call.arguments.get("like", name))
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.dtypes import NUMPY, outside
-from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.kernels.four_bits import quantize
 from partita.runtime.regions import Region
@@ -59,13 +59,11 @@ def read_initial(call: Call, type: Type, parameter: str, region: Region | None) 
     return array.astype(NUMPY[type.dtype])
 
 
-def quantized_initial(call: Call, seed: int, name: str, fan: tuple[int, int] | None) -> np.ndarray:
-    """A part of the initial value of a matrix in four bits: all of it is drawn first."""
+def quantized_initial(call: Call, key: tuple[str, int], begin: Callable[[Call, Type], np.ndarray]) -> np.ndarray:
+    """A part of a matrix in four bits, by its name and the seed of the run: all of it begins first, as `begin` says."""
     form, part, own = FourBits.of(call)
-    key = name.removesuffix(f".{part}"), seed
     if key not in _LAST:
-        whole = torch.from_numpy(initial(own, form.whole, seed, key[0], fan))
-        whole = whole.to(DTYPES[form.whole.dtype])
+        whole = torch.from_numpy(begin(own, form.whole)).to(DTYPES[form.whole.dtype])
         _LAST.clear()
         _LAST[key] = {each: tensor.numpy() for each, tensor in quantize(whole, form).items()}
     return _LAST[key][part]

@@ -72,12 +72,15 @@ class Adapting:
         beside = build.apply(Dot((rank.name,)), scaled(build, low, factor), adapter.up, name=f"{site.name}.up")
         result = pointwise(build, "add", base, beside, name=site.name if adapter.length is None else None)
         if adapter.length is not None:
-            result = pointwise(build, "multiply", result, self._length(build, matrix, adapter, factor), name=site.name)
+            ratio = self._length(build, matrix, adapter, adapter.length, factor)
+            result = pointwise(build, "multiply", result, ratio, name=site.name)
         self.own.update(id(node) for node in build.nodes[before:])
         return result
 
-    def _length(self, build: Builder, matrix: Value, adapter: Adapter, factor: float) -> Value:
-        """The length of the columns of the sum of matrices as it is trained, over that which it has."""
+    def _length(self, build: Builder, matrix: Value, adapter: Adapter, own: Value, factor: float) -> Value:
+        """The length of the columns of the sum of matrices as it is trained, over that which it has. `own` is what is
+        added to that of the matrix.
+        """
         wide = accumulation(matrix.type.dtype)
         plain, down, up = (cast(build, each, wide) for each in (matrix, adapter.down, adapter.up))
         low = build.apply(Dot((down.type.axes[-1].name,)), scaled(build, down, factor), up)
@@ -88,8 +91,7 @@ class Adapting:
                 build, "sqrt", total(build, pointwise(build, "multiply", tensor, tensor), adapter.over, wide)
             )
 
-        assert adapter.length is not None
-        trained = pointwise(build, "add", length(plain), cast(build, adapter.length, wide))
+        trained = pointwise(build, "add", length(plain), cast(build, own, wide))
         ratio = pointwise(build, "divide", trained, build.apply(Detach(), length(both)))
         return cast(build, ratio, matrix.type.dtype)
 
