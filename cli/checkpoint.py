@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the .par file with `weights` (default: what the checkpoint was trained from)"
     add_source_arguments(export, what)
     importing = add("import", "make a checkpoint of a file's model from the full tensors of safetensors files")
-    what = "a safetensors file, an index of several, or a directory with either"
+    what = "a safetensors file, an index of several, a directory with either, or the id of a model on the hub"
     importing.add_argument("tensors", metavar="TENSORS", type=place_of, help=what)
     add_foreign_arguments(importing, export=False)
     what = "without --as: reject unused tensors, and orders of axes that sizes leave ambiguous"

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = (
         "MODULE:FUNCTION, a function of Python that returns an nn.Module; or a folder or config.json of transformers, "
     )
-    parser.add_argument("source", metavar="SOURCE", help=f"{what}or a name on the hub that is on this machine already")
+    parser.add_argument("source", metavar="SOURCE", help=f"{what}or the id of a model on the hub")
     what = "MODULE:FUNCTION, which returns a dictionary of example tensors for `forward`"
     parser.add_argument("--example", metavar="MODULE:FUNCTION", help=what)
     what = (

@@ -14,10 +14,11 @@ from partita.cli.output import deliver, json_text
 from partita.cli.source import load_file, report
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.diagnostic import shown
-from partita.runtime.addresses import Address, resolved
+from partita.runtime.addresses import Address, PathOrUrl, resolved
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.settings import DIRECTORY
+from partita.runtime.hub import is_id, weights_folder
 
 if TYPE_CHECKING:
     from partita.dsl.spec import Spec
@@ -34,7 +35,7 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     from partita.runtime.checkpoint.importing import import_tensors
 
     state = compile_spec(load_file(arguments))
-    spec, source, directory = state.spec, arguments.tensors, arguments.directory
+    spec, source, directory = state.spec, _local(arguments.tensors), arguments.directory
     weights = declared(spec, arguments.program) if arguments.program is not None else None
     manifest, step = manifest_of(spec, state.program), 0 if arguments.step is None else arguments.step
     choice = arguments.only, arguments.strict, tuple(spec.weights.values())
@@ -46,11 +47,18 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     report(imported.warnings)
     if arguments.json:
         return deliver(json_text(_as_json(imported)))
-    print(f"{imported.path}: {len(imported.found)} tensors from {source}")
+    print(f"{imported.path}: {len(imported.found)} tensors from {arguments.tensors}")
     if imported.renamed:
         print(f"its names {imported.renamed}")
     for line in (*_bindings(imported.found), *_rest(imported), *training_lines(arguments, spec)):
         print(line)
+
+
+def _local(tensors: PathOrUrl) -> PathOrUrl:
+    """Where the tensors are: a path or address as it is, and a folder with what the hub has. Raises Refused (E0627)."""
+    if isinstance(tensors, Path) and is_id(str(tensors)) and not tensors.exists():
+        return weights_folder(str(tensors))
+    return tensors
 
 
 def _as_json(imported: Imported) -> dict[str, Any]:

@@ -36,8 +36,8 @@ NUMBERS = {1: "in one process", 2: "on two processes of this machine"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     what = (
-        "the name of the file, with or without `.par`; or a model of transformers: a folder, a config.json, or a name "
-        "on the hub that is on this machine already"
+        "the name of the file, with or without `.par`; or a model of transformers: a folder, a config.json, or its "
+        "id on the hub"
     )
     parser.add_argument("file", metavar="NAME", nargs="?", help=what)
     names = ", ".join(starter_names())

@@ -56,6 +56,7 @@ def import_pretrained(
     from partita.importing.from_torch import file_of, proven
     from partita.importing.on_disk import on_disk
     from partita.importing.pretrained import differing, pretrained, whole
+    from partita.runtime.hub import ADDRESS
 
     if output is not None:
         check_free(target(output))
@@ -69,8 +70,9 @@ def import_pretrained(
     file = evolve(written, text=format_text(on_disk(text, model.whole)))
     equal = f"equal to the module at small sizes, {model.sizes}: {proof_text(small, proof)}"
     path = deliver(output, model.whole, file, equal)
-    folder = Path(source) if os.path.isdir(source) else Path(source).parent
-    tensors = shlex.quote(str(folder)) if any((folder / each).is_file() for each in TENSORS) else "TENSORS"
+    folder, id = Path(source) if os.path.isdir(source) else Path(source).parent, ADDRESS.sub("", source)
+    there = any((folder / each).is_file() for each in TENSORS)
+    tensors = shlex.quote(str(folder)) if there else "TENSORS" if os.path.exists(source) else shlex.quote(id)
     run, shown = shlex.quote(f"runs/{path.stem}/checkpoints"), shlex.quote(str(path))
     print(f"its weights: `partita checkpoint import {run} {tensors} {shown} --as {NAMES}`")
 

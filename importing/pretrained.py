@@ -29,9 +29,8 @@ from partita.importing.from_torch import Example, quiet
 from partita.importing.imported import Imported
 from partita.importing.prove import free_axes
 from partita.importing.rows import in_rows
+from partita.runtime.hub import ADDRESS, MODEL, is_id, model_folder
 
-# What stands around a name on the hub.
-ADDRESS = re.compile(r"(hf://|https?://(www\.)?(huggingface\.co|hf\.co)/)|(?<=\w)/(tree|blob|resolve)/.*")
 BATCH, SEQUENCE = 8, 1024  # of the file
 EXAMPLE = 2, 10  # what is exported, beyond a window
 IMAGE = 64  # rows and columns, where a config says none: of two more at the end of five halvings
@@ -93,11 +92,13 @@ class Pretrained:
 
 
 def pretrained(source: str) -> Pretrained:
-    """The model of a folder, of a config.json, or of the hub, if it is on this machine. Raises Refused (E1205)."""
+    """The model of a folder, of a config.json, or of the hub. Raises Refused (E0627, E1205)."""
     if find_spec("transformers") is None:
         raise refuse("E1205", f"{shown(source)} is read by transformers", help="`pip install transformers`")
+    source = ADDRESS.sub("", source)
+    folder = source if os.path.exists(source) or not is_id(source) else str(model_folder(source, MODEL))
     with quiet():
-        config = _config(source)
+        config = _config(folder)
         kind, task = _class_of(config, source)
         try:
             fewer = _fewer(config.to_dict())
@@ -119,10 +120,12 @@ def pretrained(source: str) -> Pretrained:
     parameters = sum(each.numel() for each in little.parameters())
     sizes = f"{parameters:,} parameters" if layers is None else f"{layers} layers, {parameters:,} parameters"
     longer, window = fewer.more or 0, max(windows.values(), default=0)
-    tokenizer = os.path.join(source if os.path.isdir(source) else os.path.dirname(source), "tokenizer.json")
+    tokenizer = os.path.join(folder if os.path.isdir(folder) else os.path.dirname(folder), "tokenizer.json")
     if not os.path.isfile(tokenizer) or task.suffix not in CONTINUING:
         tokenizer = ""
     chats = bool(tokenizer) and _has_template(os.path.dirname(tokenizer))
+    if tokenizer and folder != source:
+        tokenizer = source
     return Pretrained(config.model_type, whole, *examples, _length(config), longer, window, sizes, tokenizer, chats)
 
 
@@ -137,21 +140,20 @@ def _has_template(folder: str) -> bool:
 def _config(source: str) -> Any:
     import transformers
 
-    source = ADDRESS.sub("", source)
-    if source.endswith(".json") and not os.path.isfile(source):
-        raise refuse("E1205", f"there is no file {shown(source)}")
+    if not os.path.exists(source):
+        raise refuse(
+            "E1205", f"there is no {'file' if source.endswith('.json') else 'folder'} {shown(source)}", help=_AN_ID
+        )
     if os.path.isdir(source) and not os.path.isfile(os.path.join(source, "config.json")):
         raise refuse("E1205", f"{shown(source)} has no config.json, which says what a model is")
     try:
         return transformers.AutoConfig.from_pretrained(source, local_files_only=True)
     except Exception as error:
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if os.path.exists(source):
-            raise refuse("E1205", f"{shown(source)} is no config that transformers knows: {shown(line)}") from error
-        folder = shown(source.rpartition("/")[2])
-        help = f"`hf download {shown(source)} --local-dir {folder}`, then `partita init {folder}`"
-        message = f"{shown(source)} is no folder, no file, and no model that is on this machine; nothing is downloaded"
-        raise refuse("E1205", message, help=help) from error
+        raise refuse("E1205", f"{shown(source)} is no config that transformers knows: {shown(line)}") from error
+
+
+_AN_ID = "name a folder or a config.json of transformers, or a model of the hub, such as `Qwen/Qwen3-0.6B`"
 
 
 def _class_of(config: Any, source: str) -> tuple[Any, Task]:
@@ -264,7 +266,8 @@ def _of_text(model: Pretrained) -> str:
         return ""
     source = f'jsonl("*.jsonl", tokenizer = "{model.tokenizer}", holdout = 5%)'
     if model.chats:
-        source = f'chat("chats.jsonl", tokenizer = "{os.path.dirname(model.tokenizer)}", holdout = 5%)'
+        folder = model.tokenizer.removesuffix("/tokenizer.json")
+        source = f'chat("chats.jsonl", tokenizer = "{folder}", holdout = 5%)'
     return f"\n  # Text of your own, in the ids of this model:\n  #   {source}"
 
 

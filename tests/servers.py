@@ -132,9 +132,9 @@ class _Refusing(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _serving(handler: Any) -> Iterator[str]:
+def serving(handler: Any) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -152,14 +152,14 @@ def http(directory: Path, ranges: bool = True) -> Iterator[str]:
             super().__init__(*arguments, directory=str(directory))
 
     Files.ranges = ranges
-    with _serving(Files) as address:
+    with serving(Files) as address:
         yield address
 
 
 @contextmanager
 def refusing() -> Iterator[str]:
     """The address of a server that forbids everything."""
-    with _serving(_Refusing) as address:
+    with serving(_Refusing) as address:
         yield address
 
 

@@ -103,11 +103,17 @@ def with_tokenizer(files: Files) -> Files:
 
 
 def tokenizer_file(name: str | Path, root: Path, span: Span | None) -> Path:
-    """The file of a tokenizer, or of one in a folder. Raises Refused, as `resolve_files` does."""
-    if isinstance(name, Path):
-        name = name / "tokenizer.json" if name.is_dir() else name
-    elif "://" not in name and (root / name).is_dir():
-        name = f"{name}/tokenizer.json"
+    """The file of a tokenizer, or of one in a folder or on the hub. Raises Refused, as `resolve_files`, and E0627."""
+    from partita.runtime.hub import TOKENIZER as TOKENIZER_FILES
+    from partita.runtime.hub import is_id, model_folder
+
+    if isinstance(name, str) and "://" in name:
+        return single(name, root, span)
+    place, file = name if isinstance(name, Path) else root / name, TOKENIZER_FILES[0]
+    if place.is_dir():
+        return single(place / file if isinstance(name, Path) else f"{name}/{file}", root, span)
+    if is_id(str(name)) and not place.exists():
+        return model_folder(str(name), TOKENIZER_FILES, span) / file
     return single(name, root, span)
 
 

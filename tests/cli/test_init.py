@@ -12,6 +12,7 @@ from partita.cli.init import starter_names
 from partita.cli.main import main
 from partita.dsl.load import load
 from tests.files import SPECS
+from tests.hub_server import hub
 
 
 @pytest.fixture(autouse=True)
@@ -107,13 +108,15 @@ def test_a_name_that_is_none(name: str, message: str, capsys: pytest.CaptureFixt
         "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main?x=1",
     ],
 )
-def test_a_model_of_the_hub_is_to_be_downloaded(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_the_hub_lacks(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     pytest.importorskip("transformers")
-    for more in ([], ["-o", "qwen.par"]):
-        assert main(["init", name, *more]) == 1
-        err = capsys.readouterr().err
-        assert "error[E1205]: Qwen/Qwen3-0.6B is no folder, no file, and no model that is on this machine" in err
-        assert "help: `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`, then `partita init Qwen3-0.6B`" in err
+    with hub(tmp_path_factory.mktemp("home")):
+        for more in ([], ["-o", "qwen.par"]):
+            assert main(["init", name, *more]) == 1
+            err = capsys.readouterr().err
+            assert "error[E0627]: nothing here is called `Qwen/Qwen3-0.6B`, and nothing on the hub" in err
     assert list(Path().iterdir()) == []
 
 
