@@ -9,6 +9,8 @@ EXTRAS = {
     "run": ("torch", "numpy", "safetensors"),
     "plot": ("matplotlib", "numpy"),
     "data": ("pyarrow", "tokenizers"),
+    "hub": ("datasets", "tokenizers"),
+    "images": ("PIL", "tokenizers"),
     "remote": ("fsspec", "s3fs", "gcsfs"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

@@ -46,7 +46,7 @@ def _predict(arguments: argparse.Namespace, spec: Spec, here: LocalRanks | None,
         if first:
             check_place(arguments.output, NPZ)  # before everything is computed
         predictor = Predictor(spec, names, arguments.allow_python, here)
-        dataset, count = data_of(spec, folder, arguments.data).opened(train, predictor.inputs)
+        dataset, count = data_of(spec, folder, arguments.data).opened(train, predictor.inputs, arguments.allow_python)
         read = load_weights(spec, folder, predictor.outputs.ranks, say, arguments.place, arguments.weights)
         outputs = predictor.of_data(dataset, count)
         if not first:

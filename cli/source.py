@@ -26,7 +26,7 @@ def add_source_arguments(parser: argparse.ArgumentParser, optional: str | None =
 
 def add_python_argument(parser: argparse.ArgumentParser) -> None:
     """Whether Python files that FILE names may be run."""
-    what = "run the Python code that FILE names for its own operations"
+    what = "run the Python code that FILE names for operations, optimizers and data of its own"
     parser.add_argument("--allow-python", action="store_true", help=what)
 
 

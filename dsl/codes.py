@@ -82,6 +82,10 @@ ADVICE: Mapping[str, str] = {
         "a smaller mesh or batch; several machines, by `torchrun` or Slurm; "
         "`--transport virtual`, if it is the processes that are too many"
     ),
+    "E0627": (
+        "check the id, `hf auth login`, or, where there is a network, "
+        "`hf download Qwen/Qwen3-0.6B --local-dir qwen3`; then name that folder"
+    ),
     "E0701": "please report it with the file",
     "E0702": "please report it with the file",
     "E0705": "change the layout or the schedule as `help` says; or relax the claim",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from traceback import extract_tb
@@ -33,29 +33,27 @@ _modules: dict[tuple[str, str], ModuleType] = {}
 
 def require_python(spec: Spec, allowed: bool) -> None:
     """Refuse (E0620) a file with operations or optimizers of its own, unless Python code is `allowed`."""
-    require_allowed(spec.model, allowed, update_functions(spec.train).values())
+    require_allowed(spec.model, allowed)
+    updates = update_functions(spec.train).values()
+    require_functions({f"the update by `{each.name}`": each for each in updates}, allowed)
 
 
-def require_allowed(model: Model | None, allowed: bool, updates: Iterable[PythonFunction] = ()) -> None:
-    """Refuse (E0620) a model that has operations of its own, or `updates` by such functions, unless Python code is
-    `allowed`.
-    """
-    if allowed:
-        return
-    for each in model.operations.values() if model is not None else ():
-        raise _not_allowed(called(each), each.forward)
-    for function in updates:
-        raise _not_allowed(f"the update by `{function.name}`", function)
+def require_allowed(model: Model | None, allowed: bool) -> None:
+    """Refuse (E0620) a model that has operations of its own, unless Python code is `allowed`."""
+    operations = model.operations.values() if model is not None else ()
+    require_functions({called(each): each.forward for each in operations}, allowed)
 
 
-def _not_allowed(what: str, function: PythonFunction) -> Refused:
-    return refuse(
-        "E0620",
-        f"{what} runs Python code from `{function.source.name}`, which was not allowed",
-        function.span,
-        notes=["unlike a .par file, Python code can do whatever you can; nothing of it has been run"],
-        help=f"if you trust it, add {FLAG}",
-    )
+def require_functions(functions: Mapping[str, PythonFunction], allowed: bool) -> None:
+    """Refuse (E0620) functions, by what messages call their owners, unless Python code is `allowed`."""
+    for owner, function in functions.items() if not allowed else ():
+        raise refuse(
+            "E0620",
+            f"{owner} runs Python code from `{function.source.name}`, which was not allowed",
+            function.span,
+            notes=["unlike a .par file, Python code can do whatever you can; nothing of it has been run"],
+            help=f"if you trust it, add {FLAG}",
+        )
 
 
 def called(operation: Operation) -> str:

@@ -134,7 +134,7 @@ def train(
     settings = settings_of(spec, directory, folder)
     if settings is not None:
         settings = evolve(settings, changed_data=changed_data)
-    data = bind(plan.program, plan.train, folder)
+    data = bind(plan.program, plan.train, folder, allow_python)
     plan = plan.evaluating(data.rows).writing(folder)
     for doubt in (*data.warnings, *plan.warnings):
         _warn_of(doubt)

@@ -132,7 +132,7 @@ class _Rank:
             check_compiler(plan)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        data = bind(plan.program, plan.train, folder_of(arguments))
+        data = bind(plan.program, plan.train, folder_of(arguments), arguments.allow_python)
         plan = plan.evaluating(data.rows, device.type == "cuda").writing(folder_of(arguments), device.type == "cuda")
         if speaks:
             own = (

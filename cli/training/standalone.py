@@ -77,7 +77,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     state, evaluation = compile_run(spec, gpu=kind.gpu)
     report((*state.warnings, *claim_warnings(state)))
     program = state.program
-    data = bind(program, state.train, folder_of(arguments))
+    data = bind(program, state.train, folder_of(arguments), arguments.allow_python)
     report(data.warnings)
     if data.rows is not None:
         evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
@@ -197,7 +197,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind:
     if plan.training.compiled:
         check_compiler(plan)
     report((*plan.training.warnings, *claim_warnings(plan.training)))
-    data = bind(plan.program, plan.train, folder_of(arguments))
+    data = bind(plan.program, plan.train, folder_of(arguments), arguments.allow_python)
     plan = plan.evaluating(data.rows).writing(folder_of(arguments))
     report((*data.warnings, *plan.warnings))
     refuse_large(spec, plan.training, kind)

@@ -89,10 +89,18 @@ def evaluations(file: spec.Spec) -> Iterator[Diagnostic]:
             yield held_in_vain(call) if holdout else nothing_held_out(call)
 
 
+# What gives an end to sources that have none otherwise, of which a part can then be held out.
+_ENDS = {"hub": "stream = false, ", "python": "rows = 10_000, "}
+
+
+def _endless(call: spec.Call) -> bool:
+    return bool(call.arguments.get("stream")) or call.arguments.get("rows", 0) is None
+
+
 def nothing_held_out(call: spec.Call) -> Diagnostic:
     """E0608: a source of data is trained on as a whole, and evaluated."""
     text = call.span.text if call.span is not None else ""
-    share = "holdout = 10%"
+    share = f"{_ENDS.get(call.name, '') if _endless(call) else ''}holdout = 10%"
     if text.endswith(")") and "holdout" not in text and "\n" not in text:
         share = f"{text[:-1]}{'' if text.endswith('()') else ', '}{share})"
     message = "`eval` needs data that training does not see, and there is no `holdout`"

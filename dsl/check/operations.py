@@ -5,22 +5,21 @@ The Python files are read, so that a run knows their text, but never run: that t
 
 from __future__ import annotations
 
-import keyword
-import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from partita.dsl import spec
-from partita.dsl.advice.report import listed, nearest, suggestion
+from partita.dsl.advice.report import suggestion
 from partita.dsl.check import constants
 from partita.dsl.check.bodies import BodyChecker
 from partita.dsl.check.known import CheckContext
 from partita.dsl.config.builtins import Number
+from partita.dsl.config.python_names import check_mentioned, check_name
 from partita.dsl.config.settings import number
 from partita.dsl.diagnostic import refuse
 from partita.dsl.names.scope import Scope
 from partita.dsl.syntax import tree
-from partita.dsl.syntax.source import Source, Span
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 Check: TypeAlias = Callable[[tree.Name], None]
@@ -29,7 +28,6 @@ FORM = '`python("kernels.py", "function")`'
 ONE = spec.Literal(1)
 # The most FLOPs that an element of a result may be said to take: enough for any, and no product of it overflows.
 MOST_FLOPS = 1e15
-_DEFINED = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=", re.MULTILINE)
 
 
 class Operations:
@@ -125,10 +123,9 @@ class Operations:
         if len(call.arguments) != 2 or len(strings) != 2:
             raise refuse("E0306", f"{what}, named by its file and its name", call.span, help=FORM)
         path, name = strings
-        if not name.value.isidentifier() or keyword.iskeyword(name.value):
-            raise refuse("E0306", f"`{name.value}` is not the name of a Python function", name.span)
+        check_name(name.value, name.span)
         source = self.known.settings.beside(path.value, path.span)
-        _mentioned(source, path.value, name.value, name.span)
+        check_mentioned(source, path.value, name.value, name.span)
         return spec.PythonFunction(source, name.value, call.span)
 
     def names(self, key: str, entries: Mapping[str, tree.Entry], check: Check) -> dict[str, Span]:
@@ -188,15 +185,3 @@ def _flops(entry: tree.Entry, checker: BodyChecker) -> spec.Literal:
     quantity = constants.evaluate(entry.value, checker.expressions.number_of)
     value = number(quantity, Number(minimum=0, maximum=MOST_FLOPS), entry.value, "`flops`")
     return spec.Literal(float(value), quantity.formula)
-
-
-def _mentioned(source: Source, path: str, name: str, span: Span) -> None:
-    """Refuse (E0330) a name that a Python file does not even mention, as far as can be said without running it."""
-    words = re.findall(r"\w+", source.text)
-    if name in words or "import *" in source.text:
-        return
-    defined = [first or second for first, second in _DEFINED.findall(source.text)]
-    near = nearest(name, defined)
-    few = f"it has {listed(defined)}" if 0 < len(defined) <= 12 else None
-    help = f"did you mean `{near}`?" if near else few
-    raise refuse("E0330", f"`{path}` has no `{name}`", span, help=help)

@@ -66,6 +66,11 @@ class TextFile:
 
 
 @frozen
+class PythonName:
+    """A function of a Python file, `"source.py:row"`; the file is read along with the .par file that names it."""
+
+
+@frozen
 class ListOf:
     """A list of `count` values of one kind."""
 
@@ -110,7 +115,19 @@ class SharesOf:
 
 
 Kind: TypeAlias = (
-    Number | OrWord | Keyword | Flag | Text | TextFile | ListOf | AxisName | AxisNames | MeshAxisName | OneOf | SharesOf
+    Number
+    | OrWord
+    | Keyword
+    | Flag
+    | Text
+    | TextFile
+    | PythonName
+    | ListOf
+    | AxisName
+    | AxisNames
+    | MeshAxisName
+    | OneOf
+    | SharesOf
 )
 
 
@@ -251,7 +268,10 @@ HOLDOUT = Setting("holdout", SHARE, 0.0)
 DATA: Registry[DataSignature] = Registry(
     "source of data",
     "partita.runtime.data",
-    ("text", "jsonl", "parquet", "chat", "preferences", "tokens", "mix", "stdlib", "arrays", "random"),
+    (
+        *("text", "jsonl", "parquet", "chat", "preferences", "hub", "tokens", "mix", "stdlib"),
+        *("arrays", "images", "python", "random"),
+    ),
 )
 
 # Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.

@@ -31,14 +31,16 @@ from partita.dsl.config.builtins import (
     Number,
     OneOf,
     OrWord,
+    PythonName,
     Setting,
     SharesOf,
     Signature,
     Text,
     TextFile,
 )
+from partita.dsl.config.python_names import check_mentioned, check_name
 from partita.dsl.diagnostic import refuse
-from partita.dsl.spec import Call, Share
+from partita.dsl.spec import Call, PythonFunction, Share
 from partita.dsl.syntax import tree
 from partita.dsl.syntax.source import Source, Span
 from partita.dsl.syntax.units import EXAMPLES, PLAIN, RATIO, Quantity
@@ -138,6 +140,15 @@ class Settings:
                 raise refuse("E0306", f"{what} is a string", written.span, help=in_quotes(written))
             case TextFile():
                 return self.beside(self._convert(written, Text(), what, lookup), written.span)
+            case PythonName():
+                path, _, name = self._convert(written, Text(), what, lookup).rpartition(":")
+                if not path:
+                    message = f"{what} is a Python file and the name of a function in it"
+                    raise refuse("E0306", message, written.span, help='such as `"source.py:row"`')
+                check_name(name, written.span)
+                source = self.beside(path, written.span)
+                check_mentioned(source, path, name, written.span)
+                return PythonFunction(source, name, written.span)
             case Keyword(choices):
                 return self._word(written, choices, f"{what} is one of {listed(choices, 'or')}")
             case AxisName():

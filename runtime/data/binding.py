@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from attrs import frozen
@@ -32,9 +33,9 @@ class Bound:
     rows: int | None = None
 
 
-def bind(program: Program, train: Train, root: Path) -> Bound:
+def bind(program: Program, train: Train, root: Path, allow_python: bool = False) -> Bound:
     """Bind the data of a train block to a program's inputs. Raises Refused (E06xx)."""
-    dataset = open_data(program, train, root)
+    dataset = open_data(program, train, root, allow_python)
     if dataset is None:
         return Bound(None, (), (), ())
     files = identify(train.data, root)
@@ -78,22 +79,23 @@ def inputs_of(records: Iterable[InputRecord], batch: str) -> tuple[Input, ...]:
     )
 
 
-def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
+def open_data(program: Program, train: Train, root: Path, allow_python: bool = False) -> Dataset | None:
     """The dataset of a train block for a program's inputs; None for a model without inputs.
 
-    `root` is the directory of the `.par` file. Raises Refused (E06xx) for data that is missing or does not fit.
+    `root` is the directory of the `.par` file. Raises Refused (E06xx) for data that is missing, does not fit, or is
+    made by a Python function, unless that is allowed.
     """
     if not program.inputs:
         return None
-    inputs = inputs_of(program.inputs, program.batch)
+    inputs, opened = inputs_of(program.inputs, program.batch), partial(open_dataset, allow_python=allow_python)
     if train.eval is None:
-        return open_dataset(train.data, inputs, train.seed, root)
+        return opened(train.data, inputs, train.seed, root)
     own, whole = train.eval.arguments.get("data"), train.eval.arguments["batches"] == ALL
     if own is None:
-        dataset = evaluated = open_dataset(train.data, inputs, train.seed, root, use=Use.HOLD_OUT)
+        dataset = evaluated = opened(train.data, inputs, train.seed, root, use=Use.HOLD_OUT)
     else:
-        dataset = open_dataset(train.data, inputs, train.seed, root)
-        evaluated = open_dataset(own, inputs, train.seed, root, use=Use.EVALUATE, trained=train.data)
+        dataset = opened(train.data, inputs, train.seed, root)
+        evaluated = opened(own, inputs, train.seed, root, use=Use.EVALUATE, trained=train.data)
     if not whole:
         return dataset if own is None else SeparateEvaluationData(evaluated, dataset)
     if evaluated.held_out is None:

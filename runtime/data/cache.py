@@ -75,16 +75,30 @@ def file(name: str, fetch: Callable[[str], None], span: Span | None) -> Path:
     return _kept(directory() / name, lambda path: path if path.exists() else None, lambda path: fetch(str(path)), span)
 
 
+@contextmanager
+def writable(path: Path, span: Span | None) -> Iterator[None]:
+    """Refuse (E0618) a file of the cache that cannot be written; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise refuse(
+            "E0618",
+            f"cannot keep data in {path.parent}: {error.strerror or error}",
+            span,
+            help="free some space, or name another directory in the environment: PARTITA_CACHE=/scratch/partita",
+        ) from error
+
+
 def _kept(
     path: Path, opened: Callable[[Path], Found | None], write: Callable[[Path], None], span: Span | None
 ) -> Found:
     """What `opened` finds at a path, if need be after `write` has made it. Raises Refused (E0618)."""
     lock = path.with_name(f"{path.name}.lock")
-    try:
+    with writable(path, span):
         cached = opened(path)
         if cached is not None:
             return cached
-        path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(lock) as alone:
             cached = opened(path)  # another process may have made it meanwhile
             if cached is None:
@@ -95,13 +109,6 @@ def _kept(
                 cached = opened(path)
             if alone:
                 lock.unlink(missing_ok=True)
-    except OSError as error:
-        raise refuse(
-            "E0618",
-            f"cannot keep data in {path.parent}: {error.strerror or error}",
-            span,
-            help="free some space, or name another directory in the environment: PARTITA_CACHE=/scratch/partita",
-        ) from error
     if cached is None:
         raise refuse("E0618", f"{path} was damaged as soon as it was written", span)
     return cached

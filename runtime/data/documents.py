@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,9 +23,9 @@ from partita.runtime.data.dataset import Input
 from partita.runtime.data.encoders import Encoder, encoder_of
 from partita.runtime.data.files import matched, readable
 from partita.runtime.data.ids import joined
-from partita.runtime.data.packing import open_packed
+from partita.runtime.data.packing import Packed, open_packed
 from partita.runtime.data.registry import Use
-from partita.runtime.data.windows import ONE_SEGMENT, SHIFT, check_largest, open_windows, share_held_out
+from partita.runtime.data.windows import ONE_SEGMENT, SHIFT, Windows, check_largest, open_windows, share_held_out
 from partita.runtime.data_files import WHOLE, hashed
 
 if TYPE_CHECKING:
@@ -75,16 +75,20 @@ def open_documents(
 
     `separate`: they are documents, and not one continuous text.
     """
-    pack = call.arguments.get("pack", False)
-    if not pack:
-        _refuse_segments(inputs, separate, call.span)
-    pattern = call.arguments["glob"]
+    check_separate(call, inputs, separate)
     corpus = documents(files, read, how, encoder_of(call, root, separate), call.span)
-    check_documents(corpus, inputs, f"`{pattern}`", call.span)
+    return open_corpus(corpus, call, inputs, seed, use, f"`{call.arguments['glob']}`")
+
+
+def open_corpus(
+    corpus: Documents, call: Call, inputs: tuple[Input, ...], seed: int, use: Use, what: str
+) -> Packed | Windows:
+    """The dataset of documents: packed rows, or windows, as a call says; `what` they are in messages."""
+    check_documents(corpus, inputs, what, call.span)
     holdout = share_held_out(call, use)
-    if pack:
-        return open_packed(corpus.ids, corpus.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
-    return open_windows(corpus.ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+    if call.arguments.get("pack", False):
+        return open_packed(corpus.ids, corpus.ends, what, inputs, seed, holdout, use, call.span)
+    return open_windows(corpus.ids, what, inputs, seed, holdout, use, call.span)
 
 
 def open_records(
@@ -108,14 +112,14 @@ def open_records(
     return open_documents(call, inputs, seed, root, use, files, documents, f"{call.name} {key}")
 
 
-def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | None) -> None:
+def check_separate(call: Call, inputs: tuple[Input, ...], separate: bool = True) -> None:
     """Refuse (E0606) what only packed rows have: windows of separate documents would pass them off as one."""
     unsupported = [each.name for each in inputs if each.name in ONE_SEGMENT]
-    if separate and unsupported:
+    if separate and unsupported and not call.arguments.get("pack", False):
         raise refuse(
             "E0606",
             f"the data has no input called `{unsupported[0]}`",
-            span,
+            call.span,
             help="`pack = true` fills rows with whole documents, and yields it",
         )
 
@@ -132,20 +136,27 @@ def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span
 
 
 def _encoded(path: Path, name: str, read: Reader, encoder: Encoder, span: Span | None) -> Iterator[cache.Part]:
-    """The ids of a file's documents; a few of them are in memory at a time."""
-    texts: list[tuple[str, bool]] = []
-    size = 0
+    """The ids of a file's documents."""
     with readable(name, span):
-        for text, last in read(path, name):
-            texts.append((text, last))
-            size += len(text)
-            if size >= MAX_CHARACTERS or len(texts) >= MAX_AT_ONCE:
-                yield from _parts(texts, encoder)
-                texts, size = [], 0
-    yield from _parts(texts, encoder)
+        for some in groups(read(path, name), MAX_AT_ONCE):
+            yield from encoded(some, encoder)
 
 
-def _parts(texts: Sequence[tuple[str, bool]], encoder: Encoder) -> Iterator[cache.Part]:
-    encoded = encoder.encode([text for text, _ in texts])
-    for ids, (_, last) in zip(encoded, texts, strict=True):
+def groups(texts: Iterable[tuple[str, bool]], count: int) -> Iterator[list[tuple[str, bool]]]:
+    """Texts, and whether documents end with them, a few at a time: so many, or those that make up a few megabytes."""
+    some: list[tuple[str, bool]] = []
+    size = 0
+    for text, last in texts:
+        some.append((text, last))
+        size += len(text)
+        if size >= MAX_CHARACTERS or len(some) >= count:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def encoded(texts: Sequence[tuple[str, bool]], encoder: Encoder) -> Iterator[cache.Part]:
+    """The ids of texts, and whether documents end with them."""
+    for ids, (_, last) in zip(encoder.encode([text for text, _ in texts]), texts, strict=True):
         yield np.concatenate([ids, encoder.last]) if last and len(encoder.last) else ids, last

@@ -63,6 +63,7 @@ class Items(Dataset):
     training: int  # items; later ones are held out
     items: int
     seed: int
+    names: Sequence[str] = ()  # of items, if they have any
     _order: Order = field(init=False, default=Factory(lambda self: Order(self.seed, self.training), takes_self=True))
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
@@ -71,7 +72,7 @@ class Items(Dataset):
 
     def row_names(self, step: int) -> list[str]:
         """The numbers of the items."""
-        return [f"item {number}" for number in self._items(step)]
+        return [self._name(number) for number in self._items(step)]
 
     def _items(self, step: int, rows: range | None = None) -> np.ndarray:
         assert step >= 1, "steps count from 1"
@@ -83,7 +84,10 @@ class Items(Dataset):
 
     def holdout_row_names(self, index: int) -> list[str]:
         """The numbers of the items."""
-        return [f"item {number}" for number in self._held_out(index)]
+        return [self._name(number) for number in self._held_out(index)]
+
+    def _name(self, number: int) -> str:
+        return self.names[number] if self.names else f"item {number}"
 
     def _held_out(self, index: int, rows: range | None = None) -> np.ndarray:
         held_out = self.items - self.training
@@ -143,16 +147,21 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
     items = next(iter(counts.values()))
     if items == 0:
         raise refuse("E0604", f"`{name}` has no items", call.span, help="write arrays that have some")
+    return Items(inputs, arrays, whole, split_items(call, use, items, f"`{name}`"), items, seed)
+
+
+def split_items(call: Call, use: Use, items: int, what: str, kind: str = "items") -> int:
+    """How many items are trained on, of those that `what` has. Raises Refused (E0604, E0608)."""
     holdout = share_held_out(call, use)
     held_out = round(items * holdout)
-    help = other_holdout(fitting_holdout(lambda share: 0 < round(items * share) < items), "use more items")
+    help = other_holdout(fitting_holdout(lambda share: 0 < round(items * share) < items), f"use more {kind}")
     if items - held_out < 1 and use != Use.EVALUATE:
-        what = f"`{name}` has no items to train on: {held_out} of {count(items, 'item')} held out"
-        raise refuse("E0604", what, call.span, help=help)
+        message = f"{what} has no {kind} to train on: {held_out} of {count(items, kind[:-1])} held out"
+        raise refuse("E0604", message, call.span, help=help)
     if use and held_out == 0:
-        few = f"`holdout` is less than one of the {items} items of `{name}`"
+        few = f"`holdout` is less than one of the {items} {kind} of {what}"
         raise refuse("E0604", few, call.span, help=help)
-    return Items(inputs, arrays, whole, items - held_out, items, seed)
+    return items - held_out
 
 
 @frozen

@@ -31,7 +31,7 @@ DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]:
     """A field of each line of a file. Raises Refused (E0603, E0616) and OSError."""
-    return (_text(record, where, field, span) for record, where in records(path, name, span))
+    return (text_of(record, where, field, span) for record, where in records(path, name, span))
 
 
 def records(path: Path, name: str, span: Span | None) -> Iterator[tuple[dict[str, Any], str]]:
@@ -80,9 +80,10 @@ def _record(line: bytes, where: str, span: Span | None) -> dict[str, Any]:
     return record
 
 
-def _text(record: dict[str, Any], where: str, field: str, span: Span | None) -> str:
+def text_of(record: dict[str, Any], where: str, field: str, span: Span | None) -> str:
+    """A field of an object. Raises Refused (E0616) if it is no text."""
     if field not in record:
-        raise _without(record, where, field, span)
+        raise without(record, where, field, span)
     text = record[field]
     if not isinstance(text, str):
         help = '`chat("…", tokenizer = "…")` reads conversations' if isinstance(text, list) else None
@@ -100,7 +101,8 @@ def check_unicode(text: str, what: str, span: Span | None, help: str | None = No
         raise refuse("E0616", f"{what} is not Unicode: it has {surrogate}", span, help=help) from error
 
 
-def _without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:
+def without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:
+    """The error (E0616) that an object has no such field."""
     strings = [name for name, each in record.items() if isinstance(each, str)]
     help = f'`field = "{shown(strings[0])}"`' if len(strings) == 1 else "`field` names the one that has the text"
     notes = [f"its fields: {listed(list(record))}"]

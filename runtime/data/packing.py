@@ -34,6 +34,7 @@ from partita.runtime.data.windows import (
 )
 
 MAX_NAMED = 4  # documents of a row
+NAMES = ("tokens", "targets", "segments", "positions")
 NONE = -1  # where there is no target, if the model does not say which it ignores
 
 
@@ -56,7 +57,7 @@ class Packed(Dataset):
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The rows of a training step."""
-        return self._filled(self.training, self.trained(step, rows))
+        return self.filled(self.training, self.trained(step, rows))
 
     def row_names(self, step: int) -> list[str]:
         """The documents of each row."""
@@ -69,7 +70,7 @@ class Packed(Dataset):
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The rows of an evaluation batch."""
-        return self._filled(self.holdout, self.evaluated(index, rows))
+        return self.filled(self.holdout, self.evaluated(index, rows))
 
     def holdout_row_names(self, index: int) -> list[str]:
         """The documents of each row."""
@@ -86,9 +87,9 @@ class Packed(Dataset):
 
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Rows of held-out documents."""
-        return self._filled(self.holdout, np.asarray(numbers, np.int64))
+        return self.filled(self.holdout, np.asarray(numbers, np.int64))
 
-    def _filled(self, rows: Rows, chosen: np.ndarray) -> Batch:
+    def filled(self, rows: Rows, chosen: np.ndarray) -> Batch:
         """The inputs of the chosen rows."""
         shape = len(chosen), self.length
         tokens, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

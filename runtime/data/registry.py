@@ -17,7 +17,7 @@ from partita.dsl.config import builtins
 from partita.dsl.config.builtins import DataSignature
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.registry import Registry
-from partita.dsl.spec import Call
+from partita.dsl.spec import Call, PythonFunction
 from partita.runtime.data.files import Files
 
 if TYPE_CHECKING:
@@ -83,17 +83,27 @@ def open_dataset(
     *,
     use: Use = Use.TRAIN,
     trained: Call | None = None,
+    allow_python: bool = False,
 ) -> Dataset:
     """The dataset that a call such as `text("corpus/*.txt", holdout = 10%)` names, for a model's inputs.
 
     `root` is the directory of the `.par` file, which paths are relative to; `use` is what the run does with the data,
     and `trained` what the model is trained on, if that is other data. Raises Refused (E06xx, at the call) for data that
-    is missing, damaged, too short, or does not fit the inputs; out-of-range ids in a very large file are found when
-    they are used.
+    is missing, damaged, too short, does not fit the inputs, or is made by a Python function, unless that is allowed;
+    out-of-range ids in a very large file are found when they are used.
     """
     assert inputs, "a model without inputs needs no data"
+    from partita.runtime.python_files import require_functions  # which `check` has no use for
+
+    require_functions(python_functions(call), allow_python)
     call = with_training_arguments(call, call if trained is None else trained, root)
     return SOURCES[call.name].open(call, inputs, seed, root, use)
+
+
+def python_functions(call: Call) -> dict[str, PythonFunction]:
+    """The Python functions that make data, by what messages call them."""
+    functions = [each for source in sources_of(call) for each in source.arguments.values()]
+    return {f"data by `{each.name}`": each for each in functions if isinstance(each, PythonFunction)}
 
 
 def with_training_arguments(call: Call, trained: Call, root: Path) -> Call:

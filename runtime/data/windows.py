@@ -43,7 +43,7 @@ class Windows(Dataset):
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The windows of a training step."""
-        return self._cut(self.training, self._starts(step, rows))
+        return self.cut(self.training, self._starts(step, rows))
 
     def row_names(self, step: int) -> list[str]:
         """The position of each window's first id."""
@@ -58,7 +58,7 @@ class Windows(Dataset):
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The windows of an evaluation batch; the same for every seed."""
-        return self._cut(self.holdout, self._held_out(index, rows))
+        return self.cut(self.holdout, self._held_out(index, rows))
 
     def holdout_row_names(self, index: int) -> list[str]:
         """The position of each window's first id."""
@@ -84,9 +84,10 @@ class Windows(Dataset):
 
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Windows of the holdout, one behind the other. Beyond its end, targets are ignored."""
-        return self._cut(self.holdout, [number * self.length for number in numbers])
+        return self.cut(self.holdout, [number * self.length for number in numbers])
 
-    def _cut(self, ids: Ids, starts: list[int]) -> Batch:
+    def cut(self, ids: Ids, starts: list[int]) -> Batch:
+        """The windows of ids that begin at these places."""
         windows = np.zeros((len(starts), self.length + 1), np.int64)
         short: dict[int, int] = {}  # rows that end early, and the number of their targets
         for row, start in enumerate(starts):

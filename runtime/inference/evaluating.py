@@ -50,7 +50,7 @@ def evaluated(
     gpu = here is not None and here.device.type == "cuda"
     functions = functions_of(model, allow_python)
     compiled = compile_spec(eval_spec, training=False, gpu=gpu)
-    bound = bind(compiled.program, train, data.root)
+    bound = bind(compiled.program, train, data.root, allow_python)
     for doubt in bound.warnings:
         report(doubt)
     one = compiled.program

@@ -25,10 +25,10 @@ class Data:
     call: Call | None
     root: Path
 
-    def opened(self, train: Train, inputs: tuple[Input, ...]) -> tuple[Dataset, int]:
+    def opened(self, train: Train, inputs: tuple[Input, ...], allow_python: bool = False) -> tuple[Dataset, int]:
         """The rows for some inputs, as what is held out of a dataset, and their number. Raises Refused (E06xx)."""
         call, use = (train.data, Use.HOLD_OUT) if self.call is None else (self.call, Use.EVALUATE)
-        dataset = open_dataset(call, inputs, train.seed, self.root, use=use)
+        dataset = open_dataset(call, inputs, train.seed, self.root, use=use, allow_python=allow_python)
         if dataset.held_out is None:
             raise refuse("E0608", "this data has no end", call.span, help="name other data: `--data rows.npz`")
         return dataset, dataset.held_out

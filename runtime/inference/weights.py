@@ -26,7 +26,8 @@ from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.settings import DIRECTORY, run_directory, settings_of
 from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.data.binding import identify
-from partita.runtime.data_files import DataFile, changed
+from partita.runtime.data.files import tokenizer_file
+from partita.runtime.data_files import DataFile, changed, identified
 from partita.runtime.inference.ranks import ForwardRank, Ranks
 
 Report = Callable[[Diagnostic], None]
@@ -160,9 +161,11 @@ def _compare_spelling(spec: Spec, folder: Path, saved: Manifest, path: PathOrUrl
     if not saved.data or (tokenizer is None and data.arguments.get("alphabet") != "chars"):
         return
     before: Sequence[DataFile] = saved.data
-    now: Sequence[DataFile] = identify(data, folder)
     if tokenizer is not None:
-        before, now = ([each for each in files if each.name == str(tokenizer)] for files in (before, now))
+        before = [each for each in before if each.name == str(tokenizer)]
+        now = identified([(str(tokenizer), tokenizer_file(tokenizer, folder, data.span))], data.span)
+    else:
+        now = identify(data, folder)
     if before and (notes := changed(before, now)):
         what = "the tokenizer" if tokenizer is not None else "the text, whose characters have the ids,"
         message = f"{what} is not what {path} was trained with: ids may stand for other text"

@@ -263,6 +263,7 @@ def test_the_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra, modules in EXTRAS.items():
         declared = {each.split(">")[0].removesuffix("-skinny") for each in project["optional-dependencies"][extra]}
+        declared = {"PIL" if each == "pillow" else each for each in declared}
         assert declared <= set(modules), extra
     for extra in ("run", "plot", "data", "tensorboard", "editor"):  # what the tests themselves need
         assert missing(extra, "this") is None

@@ -159,7 +159,7 @@ def rows(folder: Path, lines: list[dict[str, Any]], *overrides: str) -> dict[tup
     found: dict[tuple[int, ...], list[int]] = {}
     rows = data.training
     for row in range(len(rows)):
-        batch, start = data._filled(rows, np.array([row])), 0
+        batch, start = data.filled(rows, np.array([row])), 0
         for piece in range(rows.first[row], rows.first[row + 1]):
             end = start + int(rows.lengths[piece])
             found[tuple(batch["tokens"][0, start:end].tolist())] = batch["targets"][0, start:end].tolist()

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from attrs import evolve
+from PIL import Image
 
 from partita.cli.main import main
 from partita.dsl.config.builtins import DATA
+from partita.dsl.load import load, spec_of
 from partita.runtime.data.binding import bind
 from partita.runtime.rank import prepare
 from tests.commands import partita, records
-from tests.files import checked
+from tests.hub_server import hub
 from tests.runtime.data.test_data import CHAT
 from tests.runtime.data.test_documents import tokenizer
 
@@ -85,36 +87,70 @@ SOURCES = {
     ),
     "characters": ('text("*.txt", alphabet = chars, holdout = 20%)', "batches = all"),
     "stdlib": ("stdlib(holdout = 1%)", "batches = 2"),
+    "hub": ('hub("our/corpus", pack = true)', 'data = hub("our/corpus", split = "test"), batches = 3'),
+    "whole hub": ('hub("our/corpus", stream = false, holdout = 20%)', "batches = 2"),
+    "images": ('images("photos", captions = "captions.csv", cut = true, holdout = 20%)', "batches = all"),
+    "python": ('python("source.py:row", rows = 40, holdout = 20%)', "batches = all"),
+    "endless python": ('python("source.py:row")', 'data = python("source.py:row"), batches = 2'),
     "arrays": ('arrays("items.npz", holdout = 20%)', "batches = all"),
     "random": ("random()", "batches = 2"),
 }  # fmt: skip
 
 
-def fill(root: Path, source: str) -> str:
-    texts = [f"{i}: " + "every text is another one " * (i % 5) for i in range(60)]
-    for name, part in (("a", texts[:20]), ("b", texts[20:])):
+# A row of eight ids, and the next ones.
+PYTHON = """import numpy
+def row(seed, number):
+    ids = numpy.random.default_rng((seed, number)).integers(0, 256, 9)
+    return {"tokens": ids[:-1], "targets": ids[1:]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def our_hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A hub with the documents, for sources that read it."""
+    if "hub" not in request.node.name:
+        yield
+        return
+    pytest.importorskip("datasets")
+    with hub(tmp_path_factory.mktemp("home")) as server:
+        parts = {
+            f"{split}-{i}.jsonl": part for split in ("train", "test") for i, part in enumerate((TEXTS[:20], TEXTS[20:]))
+        }
+        files = {name: "".join(json.dumps({"text": each}) + "\n" for each in part) for name, part in parts.items()}
+        server.put("datasets", "our/corpus", {name: text.encode() for name, text in files.items()})
+        yield
+
+
+TEXTS = [f"{i}: " + "every text is another one " * (i % 5) for i in range(60)]
+
+
+def fill(root: Path, source: str) -> None:
+    for name, part in (("a", TEXTS[:20]), ("b", TEXTS[20:])):
         (root / f"{name}.txt").write_text("\n".join(part))
         (root / f"{name}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in part))
         pyarrow.parquet.write_table(pyarrow.table({"text": part}), root / f"{name}.parquet")
         np.save(root / f"{name}.npy", np.frombuffer("\n".join(part).encode(), np.uint8))
-    chats = ({"instruction": each, "output": each[::-1]} for each in texts)
+    chats = ({"instruction": each, "output": each[::-1]} for each in TEXTS)
     (root / "chats.json").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     (root / "chat_template.jinja").write_text(CHAT)
-    pairs = ({"prompt": str(i), "chosen": each, "rejected": each[::-1]} for i, each in enumerate(texts))
+    pairs = ({"prompt": str(i), "chosen": each, "rejected": each[::-1]} for i, each in enumerate(TEXTS))
     (root / "pairs.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     rows = np.random.default_rng(0).integers(0, 512, (40, 2, 8))
     np.savez(root / "items.npz", tokens=rows[:, 0], targets=rows[:, 1])
+    (root / "photos").mkdir()
+    Image.new("L", (4, 4)).save(root / "photos" / "a.png")
+    (root / "captions.csv").write_text("".join(["file_name,text\n", *(f"a.png,{each}\n" for each in TEXTS)]))
+    (root / "source.py").write_text(PYTHON)
     tokenizer().save(str(root / "t.json"))
     data, eval = SOURCES[source]
     model = re.sub(r"\b(tokens|targets)\b", r"rejected_\1", MODEL) if source == "preferences" else MODEL
     (root / "m.par").write_text(model.replace("DATA", data).replace("EVAL", eval))
-    return (root / "m.par").read_text()
 
 
-def expected(root: Path, text: str) -> list[tuple[float, float]]:
+def expected(root: Path) -> list[tuple[float, float]]:
     """The checksums of the batches of all steps."""
-    plan = prepare(checked(text, "m.par"))
-    data = bind(plan.program, evolve(plan.train), root).dataset
+    plan = prepare(spec_of(load(root / "m.par")))
+    data = bind(plan.program, plan.train, root, allow_python=True).dataset
     assert data is not None
     places = np.arange(64).reshape(8, 8) + 1
     batches = [data.batch(step) for step in range(1, 7)]
@@ -141,13 +177,13 @@ def test_a_run_reads_the_same_under_every_layout_and_after_resuming(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    text = fill(tmp_path, source)
-    wanted = dict(enumerate(expected(tmp_path, text), 1))
+    fill(tmp_path, source)
+    wanted = dict(enumerate(expected(tmp_path), 1))
     losses = []
     for run, parts in {"plain": ("one",), "resumed": ("both", "two")}.items():
         for part, layout in enumerate(parts):
             steps = 6 if part == len(parts) - 1 else 3
-            command = ["run", "m.par", "--transport", "virtual", "--run-dir", run, f"layout={layout}"]
+            command = ["run", "m.par", "--transport", "virtual", "--run-dir", run, "--allow-python", f"layout={layout}"]
             assert main([*command, f"train.steps={steps}"]) == 0
         seen, evaluated = told(tmp_path / run)
         assert seen == wanted
@@ -157,9 +193,10 @@ def test_a_run_reads_the_same_under_every_layout_and_after_resuming(
 
 
 @pytest.mark.soak
-def test_processes_read_the_same(tmp_path: Path):
-    text = fill(tmp_path, "mix")
-    wanted = dict(enumerate(expected(tmp_path, text), 1))
+@pytest.mark.parametrize("source", ["mix", "hub", "images"])
+def test_processes_read_the_same(source: str, tmp_path: Path):
+    fill(tmp_path, source)
+    wanted = dict(enumerate(expected(tmp_path), 1))
     for run, parts in {"one": ("one",), "two": ("two", "both"), "four": ("both", "one")}.items():
         for part, layout in enumerate(parts):
             steps = 6 if part == len(parts) - 1 else 3
