@@ -137,13 +137,13 @@ def test_each_id_of_a_block_is_predicted(count: int, tmp_path: Path):
     assert len(targets) - len(set(targets.tolist())) < 24
 
 
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("pack", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_rows_are_the_same_whoever_reads_them_and_after_resuming(
     pack: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = opened(tmp_path, pack=pack)
     assert len(whole.lanes) == 3  # of five files, as many as divide six rows
-    wanted = [whole.batch(step) for step in range(1, 20)]
+    wanted = [whole.batch(step) for step in range(1, 16)]
     assert {lane._places[-1].epoch for lane in whole.lanes} != {0}
 
     def same(data: Dataset, step: int, rows: range | None = None) -> None:
@@ -151,7 +151,7 @@ def test_rows_are_the_same_whoever_reads_them_and_after_resuming(
         for name, array in wanted[step - 1].items():
             assert np.array_equal(batch[name], array if rows is None else array[rows.start : rows.stop])
 
-    for ranks in (3,) if pack else (1, 2, 4):  # four: not all of the same number of rows
+    for ranks in (2, 3, 4):  # four: not all of the same number of rows
         for rank in range(ranks):
             own = range(6 * rank // ranks, 6 * (rank + 1) // ranks)
             monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / f"{ranks} {rank}"))
@@ -164,7 +164,7 @@ def test_rows_are_the_same_whoever_reads_them_and_after_resuming(
         monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / ("kept" if cached else "nowhere")))
         resumed = opened(tmp_path, pack=pack)
         assert all((len(lane._places) > 1) is cached for lane in resumed.lanes)
-        for step in (16, 17, 19, 5):
+        for step in (14, 15, 5):
             same(resumed, step)
     assert not np.array_equal(opened(tmp_path, seed=4, pack=pack).batch(1)["tokens"], wanted[0]["tokens"])
 
