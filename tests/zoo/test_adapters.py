@@ -21,7 +21,8 @@ from tests.zoo.test_foreign import read
 CASES = {
     "joined": (
         "gpt2",
-        "lora attention.wq, wo -> dora(rank = 2)\n  lora wv -> dora(rank = 2, alpha = 5)\n  lora mlp -> dora(rank = 3, alpha = 5)",
+        "lora attention.wq, wo -> dora(rank = 2)\n  lora wv -> dora(rank = 2, alpha = 5)\n"
+        "  lora mlp -> dora(rank = 3, alpha = 5)",
     ),
     "llama": ("llama3", "lora layer.attention, mlp.down -> lora(rank = 4, alpha = 8)"),
     "layers": ("llama3", "lora layer[1].mlp.gate -> lora(rank = 3, alpha = 1)\n  lora wq -> lora(rank = 2)"),
