@@ -115,12 +115,14 @@ def problem(
 
 
 @contextmanager
-def guarded(owner: str, function: PythonFunction, help: str | None = None) -> Iterator[None]:
-    """Turns what the user's code raises into a diagnostic (E0622)."""
+def guarded(
+    owner: str, function: PythonFunction, help: str | None = None, notes: Sequence[str] = ()
+) -> Iterator[None]:
+    """Turns what the user's code raises into a diagnostic (E0622), with `notes` of when it did."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        message, notes = f"`{function.name}` raised {type(error).__name__}", raised(error, function.source)
+        message, notes = f"`{function.name}` raised {type(error).__name__}", [*notes, *raised(error, function.source)]
         raise OperationFailed([problem("E0622", owner, function, message, notes, help)]) from error
 
 

@@ -30,8 +30,9 @@ from partita.runtime.evaluation import EvaluationResult, evaluation, order_of
 from partita.runtime.executor import Executor, Rates
 from partita.runtime.global_tensors import piece_view
 from partita.runtime.inference.ranks import ForwardRank, joined
+from partita.runtime.inference.rollouts import Rollout, Rollouts, rollouts_of
 from partita.runtime.inference.sampling import Samples, samples_of
-from partita.runtime.inference.scoring import Scorer
+from partita.runtime.inference.scoring import Scorer, Scoring
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
@@ -49,7 +50,7 @@ from partita.runtime.validation import UpdateBackup, Validation
 class CompiledRun:
     """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
     operations that it defines; `rows` is the size of the evaluation set, if all of it is evaluated; `samples` describes
-    the text that is written after each evaluation, if any.
+    the text that is written after each evaluation, if any, and `rollouts` what answers the prompts that are its data.
     """
 
     spec: Spec
@@ -58,6 +59,7 @@ class CompiledRun:
     functions: Functions = field(factory=dict)
     rows: int | None = None
     samples: Samples | None = None
+    rollouts: Rollouts | None = None
 
     def evaluating(self, rows: int | None, gpu: bool = False) -> CompiledRun:
         """The same run, but evaluating a whole set with that many rows. Raises Refused (E0623) if it cannot."""
@@ -85,7 +87,8 @@ class CompiledRun:
     def programs(self) -> list[Program | None]:
         """All programs, in an order from which the purpose of each follows."""
         evaluation = self.evaluation.program if self.evaluation is not None else None
-        return [self.program, evaluation, *(self.samples.scoring.programs if self.samples is not None else ())]
+        writing = (each.scoring for each in (self.samples, self.rollouts) if each is not None)
+        return [self.program, evaluation, *(program for scoring in writing for program in scoring.programs)]
 
     @property
     def channels(self) -> Mapping[Channel, Traffic]:
@@ -94,14 +97,18 @@ class CompiledRun:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """Warnings about the text that is written after evaluations."""
-        return self.samples.warnings if self.samples is not None else ()
+        """Warnings about the text that is written."""
+        return tuple(doubt for each in (self.samples, self.rollouts) if each is not None for doubt in each.warnings)
 
     def writing(self, folder: Path, gpu: bool = False) -> CompiledRun:
         """The same run, but writing text after each evaluation if the file, which is in `folder`, asks for it. Raises
         Refused (E06xx, E1001 to E1003).
         """
         return evolve(self, samples=samples_of(self.spec, self.training, folder, gpu))
+
+    def answering(self, data: Dataset | None, folder: Path, gpu: bool = False, allow_python: bool = False) -> CompiledRun:
+        """The same run, but answering the prompts of its data, if they are prompts. Raises Refused, as `rollouts_of`."""
+        return evolve(self, rollouts=rollouts_of(self.spec, self.training, data, folder, allow_python, gpu))
 
     @cached_property
     def predicted(self) -> tuple[float, ...]:
@@ -321,8 +328,16 @@ class Rank:
         """Computes the logits of samples, from the rank's own parameters or from their means. The state that it keeps
         of a text lives as long as the scorer.
         """
-        scoring = samples.scoring
         store = self.memory if self.plan.evaluation is None else self.parameters_for(self.plan.evaluation)
+        return self._scorer(samples.scoring, store)
+
+    @cached_property
+    def rollout(self) -> Rollout | None:
+        """Answers prompts with the rank's own parameters."""
+        rollouts = self.plan.rollouts
+        return None if rollouts is None else Rollout(rollouts, self._scorer(rollouts.scoring, self.memory))
+
+    def _scorer(self, scoring: Scoring, store: ParameterStore) -> Scorer:
         functions, seed = self.plan.functions, self.plan.train.seed
         own = self.rank, self.transport, self.device
         return Scorer(scoring, ForwardRank(scoring.programs, *own, seed, functions, store.masters, self.flight))

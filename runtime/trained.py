@@ -135,7 +135,7 @@ def train(
     if settings is not None:
         settings = evolve(settings, changed_data=changed_data)
     data = bind(plan.program, plan.train, folder, allow_python)
-    plan = plan.evaluating(data.rows).writing(folder)
+    plan = plan.evaluating(data.rows).writing(folder).answering(data.dataset, folder, allow_python=allow_python)
     for doubt in (*data.warnings, *plan.warnings):
         _warn_of(doubt)
     with ExitStack() as stack:

@@ -155,7 +155,7 @@ def train(
         if pace is not None:
             pace.begin()
         rates = learning_rates(settings.optimizer, number)
-        batch = rank.tensors(dataset.batch(number)) if dataset else {}
+        batch = yield from _batch(rank, dataset, number)
         if pace is not None:
             pace.mark()
         yield from rank.training.compute(number, (batch,).__getitem__, rates, rank.bad_step_policy.updates(number))
@@ -174,7 +174,8 @@ def train(
             sums = rank.training.start_metrics()
             rank.training.marked()
             yield from validation.update()
-            rank.training.gather_ahead()
+            if rank.rollout is None:
+                rank.training.gather_ahead()
             unvalidated = Unvalidated(number, rates, sums, perf_counter() - start)
             if pace is not None:
                 pace.mark()
@@ -191,12 +192,13 @@ def train(
             if details is None:
                 return
             raise wrong.with_details(details) from None
-        # Beside an evaluation, what is gathered would be held for nothing.
+        # Beside an evaluation or rollouts, what is gathered would be held for nothing.
         if (
             not rank.bad_step_policy.bad
             and number < settings.steps
             and not rank.extra_replicas
             and not _due(settings, number)
+            and rank.rollout is None
         ):
             rank.training.gather_ahead()
         validation.passed()
@@ -239,6 +241,8 @@ def _result(rank: Rank, number: int, rates: Rates, seconds: float) -> StepResult
     """The report of the step with the rank's last metrics, which took this long."""
     loss, metrics, norm = results(rank.training)
     plan, peaks = rank.plan, rank.training.peaks
+    if rank.rollout is not None:
+        metrics = {**rank.rollout.metrics_of(number), **metrics}
     counted, unit = plan.program.counted
     mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
     return StepResult(
@@ -280,8 +284,20 @@ def _compare_paces(
             report(Diagnostic("W0604", f"{first}{more}"))
 
 
+def _batch(rank: Rank, dataset: Dataset | None, step: int) -> Generator[None, None, Batch]:
+    """The batch of a step, with the rank's rows at least."""
+    if dataset is None:
+        return {}
+    if rank.rollout is None:
+        return rank.tensors(dataset.batch(step))
+    answered = yield from rank.rollout.trained(dataset.batch(step, range(rank.plan.program.rows)), step)
+    return rank.tensors(answered)
+
+
 def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
-    """The batch of a step with the rows of all ranks."""
+    """The batch of a step with the rows of all ranks; answers are those that were written for it."""
+    if rank.rollout is not None:
+        return rank.tensors(rank.rollout.last)
     return rank.tensors(dataset.batch(step, range(rank.plan.program.rows))) if dataset else {}
 
 
@@ -356,11 +372,22 @@ def evaluate(
     settings = rank.plan.train
     assert settings.eval is not None
     order = rank.plan.evaluated
+    answered: list[Batch] = []
+    own: dict[str, float] = {}
+    if rank.rollout is not None and dataset is not None:
+        for index in order:
+            prompts = dataset.holdout_batch(index, range(rank.plan.program.rows))
+            answered.append((yield from rank.rollout.evaluated(prompts, index)))
+            for name, value in rank.rollout.metrics.items():
+                own[name] = own.get(name, 0.0) + value / len(order)
 
     def batches(index: int, rows: range | None = None) -> Batch:
+        if answered:
+            return rank.tensors(answered[index])
         return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}
 
     loss, metrics, wrong_ids = yield from rank.evaluate(len(order), batches)
+    metrics = {**own, **metrics}
     check_ids(wrong_ids, "in an evaluation")
     first = rank.unsound_from
     if first is not None:

@@ -132,8 +132,10 @@ class _Rank:
             check_compiler(plan)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        data = bind(plan.program, plan.train, folder_of(arguments), arguments.allow_python)
-        plan = plan.evaluating(data.rows, device.type == "cuda").writing(folder_of(arguments), device.type == "cuda")
+        folder, gpu = folder_of(arguments), device.type == "cuda"
+        data = bind(plan.program, plan.train, folder, arguments.allow_python)
+        plan = plan.evaluating(data.rows, gpu).writing(folder, gpu)
+        plan = plan.answering(data.dataset, folder, gpu, arguments.allow_python)
         if speaks:
             own = (
                 *plan.training.warnings,

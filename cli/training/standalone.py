@@ -86,6 +86,12 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
         report(samples.warnings if samples is not None else ())
+    if state.train.data.name == "rollouts":
+        from partita.runtime.inference.rollouts import rollouts_of
+
+        allowed = arguments.allow_python
+        rollouts = rollouts_of(spec, state, data.dataset, folder_of(arguments), allowed, kind.gpu, run=False)
+        report(rollouts.warnings if rollouts is not None else ())
     refuse_large(spec, state, kind, attempts=2 if arguments.restarts or arguments.elastic else 1)
     report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)
@@ -197,8 +203,10 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind:
     if plan.training.compiled:
         check_compiler(plan)
     report((*plan.training.warnings, *claim_warnings(plan.training)))
-    data = bind(plan.program, plan.train, folder_of(arguments), arguments.allow_python)
-    plan = plan.evaluating(data.rows).writing(folder_of(arguments))
+    folder = folder_of(arguments)
+    data = bind(plan.program, plan.train, folder, arguments.allow_python)
+    plan = plan.evaluating(data.rows).writing(folder)
+    plan = plan.answering(data.dataset, folder, allow_python=arguments.allow_python)
     report((*data.warnings, *plan.warnings))
     refuse_large(spec, plan.training, kind)
     settings = checkpoints_of(arguments, spec)

@@ -269,7 +269,7 @@ DATA: Registry[DataSignature] = Registry(
     "source of data",
     "partita.runtime.data",
     (
-        *("text", "jsonl", "parquet", "chat", "preferences", "hub", "tokens", "mix", "stdlib"),
+        *("text", "jsonl", "parquet", "chat", "preferences", "rollouts", "hub", "tokens", "mix", "stdlib"),
         *("arrays", "images", "python", "random"),
     ),
 )

@@ -67,7 +67,11 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
 
 def _code(operation: spec.Operation) -> str:
     """The Python functions of an operation, each with the hash of its file."""
-    return ", ".join(f"{each.name} ({_hash(each.source)})" for each in operation.functions)
+    return ", ".join(map(_function, operation.functions))
+
+
+def _function(function: spec.PythonFunction) -> str:
+    return f"{function.name} ({_hash(function.source)})"
 
 
 def _hash(source: Source) -> str:
@@ -92,6 +96,8 @@ def text_of(value: object) -> str:
         return f"freeze {targets}" if value.call is None else f"update {targets} -> {text_of(value.call)}"
     if isinstance(value, Source):
         return f"{value.name} ({_hash(value)})"
+    if isinstance(value, spec.PythonFunction):
+        return _function(value)
     return "none" if value is None else str(value)
 
 

@@ -38,3 +38,13 @@ class Choice:
         key = stream(self.seed, "sample", index, "" if self.step is None else f"step {self.step}")
         drawn = float(unit_uniform(words(key, 0, 1))[0])
         return int(ids[min(int((reached <= drawn * reached[-1]).sum()), len(reached) - 1)])
+
+
+def drawn_in_rows(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """An id for each row of logits [rows, vocabulary] divided by a temperature, and the logarithm of its probability, in
+    f64: the first id at which the probabilities of all up to it exceed the row's number of `uniform`, from [0, 1).
+    """
+    logarithms = (logits.double() / temperature).log_softmax(1)
+    reached = logarithms.exp().cumsum(1)
+    ids = (reached <= uniform[:, None] * reached[:, -1:]).sum(1).clamp(max=logits.shape[1] - 1)
+    return ids, logarithms.gather(1, ids[:, None])[:, 0]

@@ -124,11 +124,11 @@ def samples_of(spec: Spec, training: Compilation, folder: Path, gpu: bool = Fals
     check_prompt(language, ids, span)
     scoring = scoring_of(spec, beside=training, gpu=gpu)
     for program in scoring.programs:
-        _check_stored(program, training.program, span)
+        check_stored(program, training.program, span)
     return Samples(scoring, prompt, ids, encoding, train.seed)
 
 
-def _check_stored(program: Program, training: Program, span: Span | None) -> None:
+def check_stored(program: Program, training: Program, span: Span | None) -> None:
     """Refuse (E1001) logits that need a parameter where training does not store it."""
     for rank, other in zip(program.ranks, training.ranks, strict=True):
         for name in rank.parameters:

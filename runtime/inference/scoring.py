@@ -63,15 +63,21 @@ class Scoring:
 def scoring_of(
     spec: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, cached: bool = True
 ) -> Scoring:
-    """What computes the logits of a file in its own layout: along with the run of a training program, if it is `beside`
-    one. Unless `cached`, each id takes the whole window. Raises Refused (E0302, E1001).
+    """What computes the logits of one text by a file in its own layout: along with the run of a training program, if it
+    is `beside` one. Unless `cached`, each id takes the whole window. Raises Refused (E0302, E1001).
     """
-    one_row = of_fewest_rows(spec)
-    model = language_model(one_row.trained[0], spec.batch, output)
+    return scoring_of_rows(of_fewest_rows(spec), output, beside, gpu, cached)
+
+
+def scoring_of_rows(
+    spec: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, cached: bool = True
+) -> Scoring:
+    """The same, of as many texts as the file has rows."""
+    model = language_model(spec.trained[0], spec.batch, output)
 
     def compiled(*parts: tuple[str, int] | None) -> tuple[Program, ...]:
-        programs = tuple(compile_outputs(one_row, (output,), part, beside, gpu).program for part in parts)
-        check_ids_of(model, programs[0], one_row.trained[0])
+        programs = tuple(compile_outputs(spec, (output,), part, beside, gpu).program for part in parts)
+        check_ids_of(model, programs[0], spec.trained[0])
         return programs
 
     reason = NotInParts("that was asked for", None)
@@ -102,6 +108,14 @@ def of_fewest_rows(spec: Spec) -> Spec:
         return spec
 
 
+@frozen(eq=False)
+class Rows:
+    """Logits of some texts, [rows, vocab], from the `first` of them on."""
+
+    first: int
+    logits: Tensor
+
+
 class Scorer:
     """One rank that computes the logits of the id that follows some ids, of which there are from one to as many as the
     sequence is long. A longer text is seen from later on, by half a window each time that it grows beyond it.
@@ -111,6 +125,7 @@ class Scorer:
         self.scoring = scoring
         self.rank = rank
         self._seen: list[int] = []
+        self._cached = 0  # positions that are computed
 
     @property
     def model(self) -> LanguageModel:
@@ -126,22 +141,43 @@ class Scorer:
 
     def logits(self, ids: Sequence[int]) -> Generator[None, None, Tensor | None]:
         """The logits after `ids`, on the CPU of one rank: [vocab]. None on all others."""
-        if self.scoring.anew is not None:
-            return (yield from self._anew(ids, 0))
-        one, several = self.rank.executors
         cached = len(self._seen)
         if cached >= len(ids) or self._seen != list(ids[:cached]):
-            for name, tensor in self.rank.memory.masters.items():
-                if name.startswith(STATE):
-                    tensor.zero_()
-            cached = 0
-        while len(ids) - cached > AT_ONCE:
-            yield from self._step(several, ids[cached : cached + AT_ONCE], cached)
-            cached += AT_ONCE
-        for position in range(cached, len(ids)):
-            yield from self._step(one, ids[position : position + 1], position)
+            self.forget()
         self._seen = list(ids)
-        return (yield from self._scores(one, 0))
+        text = torch.tensor(ids)
+        yield from self.advance(text)
+        rows = yield from self.last()
+        # The next step overwrites it.
+        return None if rows is None or rows.first else rows.logits[0].cpu().clone()
+
+    def forget(self) -> None:
+        """Begin other texts."""
+        self._cached = 0
+        for name, tensor in self.rank.memory.masters.items():
+            if name.startswith(STATE):
+                tensor.zero_()
+
+    def advance(self, ids: Tensor) -> Generator[None, None, None]:
+        """Compute the positions of texts up to their last: those that it has not seen. Of one text, or of each row:
+        [positions], [rows, positions].
+        """
+        count = ids.shape[-1]
+        if self.scoring.anew is not None:
+            yield from self._whole(ids, 0)
+        else:
+            one, several = self.rank.executors
+            while count - self._cached > AT_ONCE:
+                yield from self._step(several, ids[..., self._cached : self._cached + AT_ONCE], self._cached)
+                self._cached += AT_ONCE
+            for position in range(self._cached, count):
+                yield from self._step(one, ids[..., position : position + 1], position)
+        self._cached = count
+
+    def last(self) -> Generator[None, None, Rows | None]:
+        """The logits after the last position that was computed."""
+        executor = self.rank.executors[0]
+        return (yield from self._rows(executor, 0 if self.scoring.anew is None else self._cached - 1))
 
     def check_causal(self) -> Generator[None, None, None]:
         """Refuse (E1001), on all ranks, a model whose logits in the first half of its window change with what is in the
@@ -154,7 +190,7 @@ class Scorer:
         compared = range(0, half, -(-half // COMPARED))
         scores = []
         for padding in (0, ids - 1):
-            yield from self._whole(text, padding)
+            yield from self._whole(torch.tensor(text), padding)
             scores.append((yield from self._scores_at(compared)))
         changed = any(
             float((one - other).abs().max()) > UNCHANGED * float(one.abs().max())
@@ -171,33 +207,29 @@ class Scorer:
                 help="attention that looks back only: `causal = true`",
             )
 
-    def _anew(self, ids: Sequence[int], padding: int) -> Generator[None, None, Tensor | None]:
-        """The logits after `ids`, from the whole window; positions after them hold the id `padding`."""
-        yield from self._whole(ids, padding)
-        return (yield from self._scores_at([len(ids) - 1]))[0]
-
-    def _whole(self, ids: Sequence[int], padding: int) -> Generator[None, None, None]:
+    def _whole(self, ids: Tensor, padding: int) -> Generator[None, None, None]:
         """Compute the whole window of some ids; positions after them hold the id `padding`."""
         (whole,) = self.rank.executors
-        yield from self._step(whole, [*ids, *[padding] * (self.model.window - len(ids))], 0)
+        filled = torch.nn.functional.pad(ids, (0, self.model.window - ids.shape[-1]), value=padding)
+        yield from self._step(whole, filled, 0)
 
     def _scores_at(self, positions: Iterable[int]) -> Generator[None, None, list[Tensor | None]]:
-        """The logits at positions of the whole window that was computed last."""
+        """The logits of the first row at positions of the whole window that was computed last."""
         (whole,) = self.rank.executors
         scores = []
         for position in positions:
-            scores.append((yield from self._scores(whole, position)))
+            rows = yield from self._rows(whole, position)
+            scores.append(None if rows is None or rows.first else rows.logits[0].cpu().clone())
         return scores
 
-    def _step(self, executor: Executor, ids: Sequence[int], position: int) -> Generator[None, None, None]:
+    def _step(self, executor: Executor, ids: Tensor, position: int) -> Generator[None, None, None]:
         """Compute the positions of some ids, from a position on."""
         executor.context.position = position
         types = {each.name: each.type for each in executor.program.inputs}
-        batch = inputs_at(self.model, types, torch.tensor(ids), position)
-        yield from executor.step(0, batch)
+        yield from executor.step(0, inputs_at(self.model, types, ids, position))
 
-    def _scores(self, executor: Executor, position: int) -> Generator[None, None, Tensor | None]:
-        """The logits at a position of what an executor has computed, of the first row, on the first rank with them."""
+    def _rows(self, executor: Executor, position: int) -> Generator[None, None, Rows | None]:
+        """The logits at a position of what an executor has computed, on the first rank with these rows."""
         model, program, own = self.model, executor.program, self.rank.coordinates
         stage, record = output_of(program, model.output)
         total = executor.totals.get((stage, record.name))
@@ -208,14 +240,21 @@ class Scorer:
         first = all(
             own[over] == 0 for over in program.mesh.sharding if record.layout.state(over) in (None, model.vocab.name)
         )
-        for dim, (axis, part) in reversed(list(enumerate(zip(record.type.axes, region, strict=True)))):
-            if axis.name != model.vocab.name:
-                index = position if axis.name == model.sequence.name else 0
-                first = first and part.start <= index < part.stop
-                total = total.select(dim, min(max(index - part.start, 0), axis.size - 1))
+        parts = dict(zip(record.type.names, region, strict=True))
+        part = parts[model.sequence.name]
+        first = first and part.start <= position < part.stop
+        place = min(max(position - part.start, 0), record.type.axis(model.sequence.name).size - 1)
+        names = [name for name in record.type.names if name != model.sequence.name]
+        total = total.select(record.type.position(model.sequence.name), place)
+        total = total.movedim(names.index(model.vocab.name), 0)
+        total = total.reshape(len(total), -1)  # [vocab, rows]
+        rows = next((parts[name] for name in names if name != model.vocab.name), slice(0, 1))
+        total = total[:, : rows.stop - rows.start]
         for over in reversed(record.layout.over(model.vocab.name)):  # the innermost split first
-            (total,) = yield from awaited(self.rank.transport.collective(ALL_GATHER, over, (total,), ((0,),)))
-        return total.cpu().clone() if first else None  # the next step overwrites it
+            (total,) = yield from awaited(
+                self.rank.transport.collective(ALL_GATHER, over, (total.contiguous(),), ((0,),))
+            )
+        return Rows(rows.start, total.T) if first else None
 
 
 def seen(text: Sequence[int], window: int) -> Sequence[int]:
@@ -252,7 +291,9 @@ def check_ids_of(model: LanguageModel, program: Program, declared: Model) -> Non
 
 
 def inputs_at(model: LanguageModel, types: Mapping[str, Type], ids: Tensor, start: int) -> dict[str, Tensor]:
-    """The inputs by name, of these types, at the positions from `start` on at which `ids` are; the same in each row."""
+    """The inputs by name, of these types, at the positions from `start` on at which `ids` are: the same in each row, or
+    of each row its own.
+    """
     return {name: _in_rows(model, _values(model, name, ids, start), types[name]) for name in model.names}
 
 
@@ -260,11 +301,12 @@ def _values(model: LanguageModel, name: str, ids: Tensor, start: int) -> Tensor:
     """What an input holds at these positions, in a document that begins at the first: as many integers."""
     if name == model.tokens:
         return ids
-    return torch.arange(start, start + len(ids)) if name == "positions" else torch.zeros_like(ids)
+    places = torch.arange(start, start + ids.shape[-1])
+    return places if name == "positions" else torch.zeros_like(places)
 
 
 def _in_rows(model: LanguageModel, values: Tensor, type: Type) -> Tensor:
-    """Integers along the sequence as a tensor of an input's type."""
-    shape = [len(values) if name == model.sequence.name else 1 for name in type.names]
-    sizes = [-1 if axis.name == model.sequence.name else axis.size for axis in type.axes]
-    return values.view(shape).expand(sizes)
+    """Integers along the sequence, of all rows or of each, as a tensor of an input's type."""
+    rows = [axis.size for axis in type.axes if axis.name != model.sequence.name]
+    values = values.expand(*rows, -1) if rows else values
+    return values if type.names[-1] == model.sequence.name else values.T

@@ -1,0 +1,261 @@
+"""Answers to prompts that a model writes while it trains, and what they are worth: `rollouts` (on-policy).
+
+All ranks write together, with the parameters that they train, as their layout stores them, and with kept keys and
+values where the model allows that (`partita.runtime.inference.scoring`). Each row of the batch is a text of its own. All
+texts are at the same position: where a longer prompt still goes on, the answer to a shorter one has begun.
+
+What is written is a function of the parameters, the seed and the step: the id at a position of a row is drawn by a word
+of a stream of its own. So a run that resumes writes what it would have written, and needs nothing that was written
+before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from partita.compiler.state import Compilation
+from partita.dsl.check.language_model import LanguageModel, language_model
+from partita.dsl.diagnostic import Diagnostic, refuse, shown
+from partita.dsl.spec import Call, PythonFunction, Spec
+from partita.runtime.data.dataset import Batch, Dataset
+from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
+from partita.runtime.data.whole import SeparateEvaluationData
+from partita.runtime.inference.choice import drawn_in_rows
+from partita.runtime.inference.encoding import Encoding, Tokenizer, encoding_of
+from partita.runtime.inference.sampling import check_stored
+from partita.runtime.inference.scoring import Scorer, Scoring, scoring_of_rows
+from partita.runtime.initial import unit_uniform
+from partita.runtime.philox import stream, words
+from partita.runtime.python_files import OperationFailed, guarded, imported, not_allowed, problem
+
+SOURCE, OWNER = "rollouts", "the reward of `rollouts`"
+MAX_SHOWN = 120  # characters of a prompt or an answer
+
+
+@frozen(eq=False)
+class Reward:
+    """A Python function that scores answers: as `trl` calls it, by `prompts`, `completions`, `completion_ids` and the
+    other fields of their lines, all of them lists.
+    """
+
+    function: PythonFunction
+    run: Callable[..., Any]
+
+    def __call__(self, prompts: Sequence[Prompt], texts: Sequence[Any], ids: Sequence[list[int]]) -> list[float]:
+        """The reward of each answer. Raises OperationFailed (E0622), with the answer at which it failed."""
+        try:
+            with self._guarded():
+                returned = self._called(prompts, texts, ids)
+        except OperationFailed:
+            for each in zip(prompts, texts, ids, strict=True):
+                prompt, text, own = ([part] for part in each)
+                with self._guarded(_at(*each[:2])):
+                    self._called(prompt, text, own)
+            raise
+        try:
+            rewards = [None if each is None else float(each) for each in returned]
+        except (TypeError, ValueError):
+            raise self._wrong(f"`{self.function.name}` returned {shown(repr(returned))}, not a list of numbers") from None
+        if len(rewards) != len(prompts):
+            raise self._wrong(f"`{self.function.name}` returned {len(rewards)} numbers for {len(prompts)} answers")
+        found: list[float] = []
+        for reward, prompt, text in zip(rewards, prompts, texts, strict=True):
+            if reward is None or not isfinite(reward):
+                raise self._wrong(f"`{self.function.name}` returned {reward}, which is no reward", _at(prompt, text))
+            found.append(reward)
+        return found
+
+    def _called(self, prompts: Sequence[Prompt], texts: Sequence[Any], ids: Sequence[list[int]]) -> Any:
+        names = dict.fromkeys(name for each in prompts for name in each.fields)
+        arguments: dict[str, Any] = {name: [each.fields.get(name) for each in prompts] for name in names}
+        arguments |= {"prompts": [each.shown for each in prompts], "completions": list(texts), "completion_ids": list(ids)}
+        parameters = inspect.signature(self.run).parameters.values()
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            arguments = {name: value for name, value in arguments.items() if name in {each.name for each in parameters}}
+        return self.run(**arguments)
+
+    def _guarded(self, notes: Sequence[str] = ()) -> Any:
+        return guarded(OWNER, self.function, notes=notes)
+
+    def _wrong(self, message: str, notes: Sequence[str] = ()) -> OperationFailed:
+        return OperationFailed([problem("E0622", OWNER, self.function, message, notes)])
+
+
+def _at(prompt: Prompt, text: Any) -> list[str]:
+    """Which answer it was, for messages."""
+    return [f"for {prompt.where}", *(f"{name}: {_short(each)}" for name, each in (("prompt", prompt.shown), ("answer", text)))]
+
+
+def _short(value: Any) -> str:
+    text = shown(value if isinstance(value, str) else repr(value))
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+@frozen(eq=False)
+class Rollouts:
+    """What a run's answers are written with: the programs, the prompts for training and for evaluations, how ids become
+    text, and what scores them (None where that is not to be run).
+    """
+
+    scoring: Scoring
+    training: Prompts
+    evaluated: Prompts
+    encoding: Encoding
+    reward: Reward | None
+    call: Call
+    seed: int
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """W1001, if each token takes the whole window."""
+        return (self.scoring.warning,) if self.scoring.warning is not None else ()
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model that writes."""
+        return self.scoring.model
+
+
+def rollouts_of(
+    spec: Spec, training: Compilation, data: Dataset | None, folder: Path, allow_python: bool, gpu: bool = False, run: bool = True
+) -> Rollouts | None:
+    """What the run of a training program of a file, which is in a folder, answers the prompts of its data with; None if
+    it has no such data. With `run`, the file of the reward is imported.
+
+    Raises Refused: E0302, E1001 for a model that does not write; E0620, E0621 for the reward; E0401 with replica groups.
+    """
+    model, train = spec.trained
+    if train.data.name != SOURCE or data is None:
+        return None
+    call = train.data
+    function: PythonFunction = call.arguments["reward"]
+    if not allow_python:
+        raise not_allowed(OWNER, function)
+    if train.sync is not None:
+        message = "`rollouts` are written with the parameters that the next update is of, which `sync` changes"
+        raise refuse("E0401", message, call.span, help="leave out `sync`")
+    language = language_model(model, spec.batch, span=call.span)
+    scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
+    for program in scoring.programs:
+        check_stored(program, training.program, call.span)
+    prompts, evaluated = (data.training, data.dataset) if isinstance(data, SeparateEvaluationData) else (data, data)
+    assert isinstance(prompts, Prompts)
+    assert isinstance(evaluated, Prompts)
+    reward = Reward(function, imported(OWNER, function)) if run else None
+    assert scoring.model.window == prompts.length, (language, prompts.length)
+    return Rollouts(scoring, prompts, evaluated, encoding_of(call, folder, None), reward, call, train.seed)
+
+
+@define(eq=False)
+class Rollout:
+    """One rank that answers prompts. `metrics` are those of the answers written last, and `last` is what the model got
+    for the last training step.
+    """
+
+    rollouts: Rollouts
+    scorer: Scorer
+    metrics: Mapping[str, float] = field(factory=dict, init=False)
+    last: Batch = field(factory=dict, init=False)
+    _of_steps: dict[int, Mapping[str, float]] = field(factory=dict, init=False)
+
+    def metrics_of(self, step: int) -> Mapping[str, float]:
+        """The metrics of what was written for a step: the last, or the one before, which may be told of later."""
+        return self._of_steps.get(step, {})
+
+    def trained(self, batch: Mapping[str, Any], step: int) -> Generator[None, None, Batch]:
+        """The inputs of a training step, of a dataset's batch with all rows."""
+        self.last = yield from self._answered(self.rollouts.training, batch[PROMPT], f"step {step}")
+        self._of_steps = {before: each for before, each in self._of_steps.items() if before == step - 1}
+        self._of_steps[step] = self.metrics
+        return self.last
+
+    def evaluated(self, batch: Mapping[str, Any], index: int) -> Generator[None, None, Batch]:
+        """The inputs of an evaluation batch: answers are drawn alike in each evaluation."""
+        return self._answered(self.rollouts.evaluated, batch[PROMPT], f"evaluation {index}")
+
+    def _answered(self, prompts: Prompts, numbers: np.ndarray, when: str) -> Generator[None, None, Batch]:
+        ids, begins = map(torch.from_numpy, prompts.rows_of(numbers))
+        ends, logprobs = yield from self._write(ids, begins, torch.from_numpy(prompts.end), when)
+        answers = [row[first:last].tolist() for row, first, last in zip(ids, begins, ends, strict=True)]
+        rewards = yield from self._rewards([prompts.prompts[each] for each in numbers], answers, prompts)
+        arrays = (each.numpy() for each in (ids, begins, ends, logprobs, rewards))
+        found = Answers(*arrays, prompts.samples)
+        self.metrics = {
+            "reward": float(found.rewards.mean()),
+            "reward_spread": float(found.rewards.std()),
+            "answer_length": float((found.ends - found.begins).mean()),
+        }
+        return prompts.answered(found)
+
+    def _write(
+        self, ids: Tensor, begins: Tensor, end: Tensor, when: str
+    ) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """Write an answer into each row of `ids`, [rows, positions], behind what it `begins` with. Returns where each
+        ends, and the logarithms of the probabilities with which ids were drawn.
+        """
+        rollouts, scorer = self.rollouts, self.scorer
+        most = begins + int(rollouts.call.arguments["tokens"])
+        ends, logprobs = begins.clone(), torch.zeros(ids.shape, dtype=torch.float64)
+        going = torch.ones(len(ids), dtype=torch.bool)
+        scorer.forget()
+        position = int(begins.min())
+        while going.any():
+            yield from scorer.advance(ids[:, :position])
+            drawn, logarithms = yield from self._drawn(len(ids), position, when)
+            writing = going & (begins <= position)
+            ids[writing, position] = drawn[writing]
+            logprobs[writing, position] = logarithms[writing]
+            position += 1
+            ends[writing] = position
+            stopped = ends == most
+            if len(end):
+                whole = ends - begins >= len(end)
+                stopped |= whole & (ids[:, max(0, position - len(end)) : position] == end).all(1) if position >= len(end) else False
+            going &= ~(writing & stopped)
+        return ends, logprobs
+
+    def _drawn(self, rows: int, position: int, when: str) -> Generator[None, None, tuple[Tensor, Tensor]]:
+        """An id for each row, the same on all ranks, and the logarithm of its probability."""
+        own = yield from self.scorer.last()
+        found = torch.zeros(2, rows, dtype=torch.float64)
+        if own is not None:
+            here = slice(own.first, own.first + len(own.logits))
+            uniform = unit_uniform(words(stream(self.rollouts.seed, SOURCE, position, when), 0, rows)[here])
+            temperature = float(self.rollouts.call.arguments["temperature"])
+            device = own.logits.device
+            found[:, here] = torch.stack(drawn_in_rows(own.logits, temperature, torch.from_numpy(uniform).to(device))).cpu()
+        drawn, logarithms = (yield from self.scorer.rank.sum(found)).unbind()  # of each row all ranks but one have zeros
+        return drawn.long(), logarithms
+
+    def _rewards(
+        self, prompts: Sequence[Prompt], answers: Sequence[list[int]], of: Prompts
+    ) -> Generator[None, None, Tensor]:
+        """The reward of each row: each rank scores its share of the prompts, with all answers to them."""
+        rank, ranks = self.scorer.rank.rank, self.scorer.rank.mesh.ranks
+        own = [row for row in range(len(prompts)) if row // of.samples % ranks == rank]
+        rewards = torch.zeros(len(prompts), dtype=torch.float64)
+        if own:
+            assert self.rollouts.reward is not None
+            chosen, ids = [prompts[row] for row in own], [answers[row] for row in own]
+            texts = [self._text(prompt, each, of.end.tolist()) for prompt, each in zip(chosen, ids, strict=True)]
+            rewards[own] = torch.tensor(self.rollouts.reward(chosen, texts, ids), dtype=torch.float64)
+        return (yield from self.scorer.rank.sum(rewards))
+
+    def _text(self, prompt: Prompt, ids: list[int], end: list[int]) -> str | list[dict[str, str]]:
+        """An answer without its end; as a message, if the prompt has messages."""
+        kept = ids[: -len(end)] if end and ids[-len(end) :] == end else ids
+        encoding = self.rollouts.encoding
+        if isinstance(encoding, Tokenizer):
+            text = encoding.loaded.decode(kept)
+        else:
+            text = "".join(encoding.text(kept))
+        return text if isinstance(prompt.shown, str) else [{"role": "assistant", "content": text}]
