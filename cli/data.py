@@ -56,11 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
     written = how_spelled(sources_of(train.data)[0]) is not None
     encoding = encoding_of(train.data, folder, None) if written else None
     inputs = {each.name: each for each in inputs_of(program.inputs, spec.batch) if each.batch_axis is not None}
-    rows = range(min(arguments.show, next((each.batch for each in inputs.values()), 0)))
+    count = next((each.batch for each in inputs.values()), 0)
+    samples = train.data.arguments.get("samples", 1)  # rows of one prompt, of which one is shown
+    shown = range(0, min(arguments.show * samples, count), samples)
+    rows = range(shown[-1] + 1 if shown else 0)
     batch, names = dataset.batch(arguments.step, rows), dataset.row_names(arguments.step)
-    for row in rows:
+    for row in shown:
         print(names[row] if names else f"row {row}")
-        values = {name: batch[name].take(row, axis=each.type.names.index(spec.batch)) for name, each in inputs.items()}
+        read = {name: each for name, each in inputs.items() if samples == 1 or name in ("tokens", "targets")}
+        values = {name: batch[name].take(row, axis=each.type.names.index(spec.batch)) for name, each in read.items()}
         for side in SIDES:
             if (tokens := values.get(f"{side}tokens")) is None:
                 continue
@@ -78,6 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
             drawn = name == "image" and array.ndim == 3
             for line in thumbnail(array, is_colored(sys.stdout)) if drawn else _numbers(name, array):
                 print(f"  {line}")
+    if samples > 1:
+        print(
+            f"{samples} answers to each, of at most {train.data.arguments['tokens']:,} ids, are written while it trains"
+        )
     return 0
 
 

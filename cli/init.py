@@ -29,7 +29,7 @@ USUAL = "start"
 SPECS = resources.files("partita.specs")
 FOLDERS = (SPECS, SPECS.joinpath("zoo"))
 # In quotation marks, what a file imports or reads. What is not installed is the user's own data.
-READ = re.compile(r'"([^"\n]+\.(?:par|npz|jsonl))"')
+READ = re.compile(r'"([^"\n:]+\.(?:par|npz|jsonl|py))(?::\w+)?"')
 NUMBERS = {1: "in one process", 2: "on two processes of this machine"}
 
 

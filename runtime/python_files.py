@@ -115,9 +115,7 @@ def problem(
 
 
 @contextmanager
-def guarded(
-    owner: str, function: PythonFunction, help: str | None = None, notes: Sequence[str] = ()
-) -> Iterator[None]:
+def guarded(owner: str, function: PythonFunction, help: str | None = None, notes: Sequence[str] = ()) -> Iterator[None]:
     """Turns what the user's code raises into a diagnostic (E0622), with `notes` of when it did."""
     try:
         yield

@@ -106,8 +106,10 @@ class CompiledRun:
         """
         return evolve(self, samples=samples_of(self.spec, self.training, folder, gpu))
 
-    def answering(self, data: Dataset | None, folder: Path, gpu: bool = False, allow_python: bool = False) -> CompiledRun:
-        """The same run, but answering the prompts of its data, if they are prompts. Raises Refused, as `rollouts_of`."""
+    def answering(
+        self, data: Dataset | None, folder: Path, gpu: bool = False, allow_python: bool = False
+    ) -> CompiledRun:
+        """The same run, but answering the prompts that are its data, if they are. Raises Refused, as `rollouts_of`."""
         return evolve(self, rollouts=rollouts_of(self.spec, self.training, data, folder, allow_python, gpu))
 
     @cached_property
@@ -335,7 +337,7 @@ class Rank:
     def rollout(self) -> Rollout | None:
         """Answers prompts with the rank's own parameters."""
         rollouts = self.plan.rollouts
-        return None if rollouts is None else Rollout(rollouts, self._scorer(rollouts.scoring, self.memory))
+        return None if rollouts is None else Rollout(rollouts, partial(self._scorer, rollouts.scoring, self.memory))
 
     def _scorer(self, scoring: Scoring, store: ParameterStore) -> Scorer:
         functions, seed = self.plan.functions, self.plan.train.seed

@@ -148,6 +148,7 @@ def train(
         yield from rank.scorer(plan.samples).check_causal()
     validation, unvalidated = rank.validation, None
     number = resumed.step + 1 if resumed is not None else 1
+    due = copied = False  # a checkpoint or a copy, which waits for the last step on the same answers
     while number <= settings.steps:
         start = perf_counter()
         if stopwatch is not None:
@@ -167,8 +168,11 @@ def train(
                 continue
             _validated(rank, unvalidated, observer)
             unvalidated = None
-        saving = checkpoints is not None and checkpoints.due(number)
-        copying = checkpoints is not None and checkpoints.copies(number)
+        whole = rank.rollout is None or rank.rollout.ends_with(number)
+        due = due or (checkpoints is not None and checkpoints.due(number))
+        copied = copied or (checkpoints is not None and checkpoints.copies(number))
+        saving, copying = due and whole, copied and whole
+        due, copied = due and not whole, copied and not whole
         read = saving or copying or _due(settings, number) or number == settings.steps or rank.training.ends
         if not read and validation.can_speculate(number):
             sums = rank.training.start_metrics()
@@ -216,7 +220,7 @@ def train(
         if _due(settings, number):
             yield from evaluate(rank, dataset, number, observer, report)
             yield from sample(rank, plan.samples, number, observer)
-        rank.ended = rank.training.ends and number < settings.steps
+        rank.ended = rank.training.ends and number < settings.steps and whole
         # Last, so that everything written about a saved step is written before the save.
         if rank.ended or saving or copying:
             yield from rank.training.flush()
@@ -297,7 +301,7 @@ def _batch(rank: Rank, dataset: Dataset | None, step: int) -> Generator[None, No
 def _whole_batch(rank: Rank, dataset: Dataset | None, step: int) -> Batch:
     """The batch of a step with the rows of all ranks; answers are those that were written for it."""
     if rank.rollout is not None:
-        return rank.tensors(rank.rollout.last)
+        return rank.tensors(rank.rollout.batch_of(step))
     return rank.tensors(dataset.batch(step, range(rank.plan.program.rows))) if dataset else {}
 
 
@@ -372,13 +376,14 @@ def evaluate(
     settings = rank.plan.train
     assert settings.eval is not None
     order = rank.plan.evaluated
-    answered: list[Batch] = []
+    answered: list[Mapping[str, object]] = []
     own: dict[str, float] = {}
     if rank.rollout is not None and dataset is not None:
         for index in order:
             prompts = dataset.holdout_batch(index, range(rank.plan.program.rows))
-            answered.append((yield from rank.rollout.evaluated(prompts, index)))
-            for name, value in rank.rollout.metrics.items():
+            inputs, found = yield from rank.rollout.evaluated(prompts, index)
+            answered.append(inputs)
+            for name, value in found.items():
                 own[name] = own.get(name, 0.0) + value / len(order)
 
     def batches(index: int, rows: range | None = None) -> Batch:

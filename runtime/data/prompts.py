@@ -1,8 +1,8 @@
 """Prompts, each in as many rows as it gets answers; and the inputs of a model once these are written.
 
 Rows are `ids` one longer than the sequence: a prompt, from the first position on, then its answer, then zeros. Nothing
-stands before a prompt, whatever its length, so that each id is at the position that it has alone. A model may have these
-inputs:
+stands before a prompt, whatever its length, so that each id is at the position that it has alone. A model may have
+these inputs:
 
 - `tokens`, the ids but for the last; `targets`, the next id where it is of the answer, its end included, and elsewhere
   the id that the loss ignores; `segments` and `positions` of one document;
@@ -13,7 +13,7 @@ inputs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ class Prompt:
 
 @frozen(eq=False)
 class Answers:
-    """Rows with what is written in them from `begins` on up to `ends`: `ids` and `logprobs`, [rows, length + 1]; and the
-    reward of each row, of which `samples` that follow each other are answers to one prompt.
+    """Rows with what is written in them from `begins` on up to `ends`: `ids` and `logprobs`, [rows, length + 1]; and
+    the reward of each row, of which `samples` that follow each other are answers to one prompt.
     """
 
     ids: np.ndarray
@@ -77,17 +77,19 @@ class Answers:
         """How much better each is than the others to its prompt: equation 1 of Shao et al., arXiv 2402.03300."""
         groups = self.rewards.reshape(-1, self.samples)
         spread = groups.std(1, ddof=1, keepdims=True)
-        return ((groups - groups.mean(1, keepdims=True)) / (spread + AROUND_ZERO)).reshape(-1)
+        normalised: np.ndarray = (groups - groups.mean(1, keepdims=True)) / (spread + AROUND_ZERO)
+        return normalised.reshape(-1)
 
 
 @frozen(eq=False)
 class Prompts(Dataset):
-    """A `Dataset` of rows without answers; those of a prompt follow each other. The later of the prompts are held out."""
+    """A `Dataset` of rows without answers; those of a prompt follow each other. Later prompts are held out."""
 
     inputs: tuple[Input, ...]
     prompts: tuple[Prompt, ...]
     training: int
     samples: int
+    reuse: int
     length: int
     end: np.ndarray
     ignored: int
@@ -112,7 +114,7 @@ class Prompts(Dataset):
 
     def _trained(self, step: int, rows: range | None) -> np.ndarray:
         assert step >= 1, "steps count from 1"
-        return self._order.at(positions(self.inputs, step - 1, rows) // self.samples)
+        return self._order.at(positions(self.inputs, (step - 1) // self.reuse, rows) // self.samples)
 
     def _held_out(self, index: int, rows: range | None) -> np.ndarray:
         held_out = len(self.prompts) - self.training
@@ -190,14 +192,19 @@ def open_prompts(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, u
         if each.name in SHIFT:
             check_largest(largest, each, f"`{pattern}`", span)
     if inputs[0].batch % samples:
-        message = f"a batch has {inputs[0].batch} rows, which are no whole number of prompts with {samples} answers each"
-        raise refuse("E0607", message, span, help=f"`samples` that divide the batch, or a batch of {samples}, {2 * samples}, …")
+        message = (
+            f"a batch has {inputs[0].batch} rows, which are no whole number of prompts with {samples} answers each"
+        )
+        raise refuse(
+            "E0607", message, span, help=f"`samples` that divide the batch, or a batch of {samples}, {2 * samples}, …"
+        )
     ignored = ignored_target(inputs)
     return Prompts(
         inputs,
         prompts,
         len(prompts) - held,
         samples,
+        call.arguments["reuse"],
         length,
         np.asarray(encoder.last, np.int64),
         -1 if ignored is None else ignored,
@@ -238,7 +245,11 @@ def _prompts(call: Call, root: Path, encoder: Encoder) -> Iterator[Prompt]:
             for record, where in records(path, name, call.span):
                 shown = record.get(PROMPT)
                 if not isinstance(shown, str | list) or not shown:
-                    what = f"`{PROMPT}` in {where} is {kind_of(shown)}" if PROMPT in record else f"{where} has no `{PROMPT}`"
+                    what = (
+                        f"`{PROMPT}` in {where} is {kind_of(shown)}"
+                        if PROMPT in record
+                        else f"{where} has no `{PROMPT}`"
+                    )
                     what = f"`{PROMPT}` in {where} is empty" if shown in ("", []) else what
                     notes = [f"its fields: {listed(list(record))}"]
                     raise refuse("E0616", what, call.span, notes=notes, help=FORM)
@@ -247,7 +258,9 @@ def _prompts(call: Call, root: Path, encoder: Encoder) -> Iterator[Prompt]:
                 else:
                     if call.arguments["tokenizer"] is None:
                         help = '`tokenizer = "folder"`, in which there is a template for chats'
-                        raise refuse("E0619", f"`{PROMPT}` in {where} has messages, and bytes no template", call.span, help=help)
+                        raise refuse(
+                            "E0619", f"`{PROMPT}` in {where} has messages, and bytes no template", call.span, help=help
+                        )
                     if template is None or bare is None:
                         template, bare = template_of(call, root), encoder_of(call, root, special=False)
                     text, own = template.asking(shown, where), bare

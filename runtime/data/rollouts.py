@@ -31,6 +31,7 @@ register(
             Setting("reward", PythonName()),
             Setting("samples", GROUP, 8),
             Setting("tokens", COUNT, 256),
+            Setting("reuse", COUNT, 1),
             Setting("temperature", Number(exclusive_minimum=0), 1.0),
             TOKENIZER,
             END,

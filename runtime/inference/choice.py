@@ -41,8 +41,8 @@ class Choice:
 
 
 def drawn_in_rows(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """An id for each row of logits [rows, vocabulary] divided by a temperature, and the logarithm of its probability, in
-    f64: the first id at which the probabilities of all up to it exceed the row's number of `uniform`, from [0, 1).
+    """An id for each row of logits [rows, vocabulary], divided by a temperature; and the logarithm of its probability,
+    f64: it is the first id at which the sum of probabilities up to it exceeds the row's number in `uniform`, [0, 1).
     """
     logarithms = (logits.double() / temperature).log_softmax(1)
     reached = logarithms.exp().cumsum(1)

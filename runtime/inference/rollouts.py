@@ -1,8 +1,8 @@
 """Answers to prompts that a model writes while it trains, and what they are worth: `rollouts` (on-policy).
 
 All ranks write together, with the parameters that they train, as their layout stores them, and with kept keys and
-values where the model allows that (`partita.runtime.inference.scoring`). Each row of the batch is a text of its own. All
-texts are at the same position: where a longer prompt still goes on, the answer to a shorter one has begun.
+values where the model allows that (`partita.runtime.inference.scoring`). Each row of the batch is a text of its own.
+All texts are at the same position: where a longer prompt still goes on, the answer to a shorter one has begun.
 
 What is written is a function of the parameters, the seed and the step: the id at a position of a row is drawn by a word
 of a stream of its own. So a run that resumes writes what it would have written, and needs nothing that was written
@@ -23,7 +23,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from partita.compiler.state import Compilation
-from partita.dsl.check.language_model import LanguageModel, language_model
+from partita.dsl.check.language_model import language_model
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.spec import Call, PythonFunction, Spec
 from partita.runtime.data.dataset import Batch, Dataset
@@ -31,6 +31,7 @@ from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
 from partita.runtime.data.whole import SeparateEvaluationData
 from partita.runtime.inference.choice import drawn_in_rows
 from partita.runtime.inference.encoding import Encoding, Tokenizer, encoding_of
+from partita.runtime.inference.ranks import ForwardRank
 from partita.runtime.inference.sampling import check_stored
 from partita.runtime.inference.scoring import Scorer, Scoring, scoring_of_rows
 from partita.runtime.initial import unit_uniform
@@ -56,15 +57,16 @@ class Reward:
             with self._guarded():
                 returned = self._called(prompts, texts, ids)
         except OperationFailed:
-            for each in zip(prompts, texts, ids, strict=True):
-                prompt, text, own = ([part] for part in each)
-                with self._guarded(_at(*each[:2])):
-                    self._called(prompt, text, own)
+            for prompt, text, own in zip(prompts, texts, ids, strict=True):  # which of them it is
+                with self._guarded(_at(prompt, text)):
+                    self._called([prompt], [text], [own])
             raise
         try:
             rewards = [None if each is None else float(each) for each in returned]
         except (TypeError, ValueError):
-            raise self._wrong(f"`{self.function.name}` returned {shown(repr(returned))}, not a list of numbers") from None
+            raise self._wrong(
+                f"`{self.function.name}` returned {shown(repr(returned))}, not a list of numbers"
+            ) from None
         if len(rewards) != len(prompts):
             raise self._wrong(f"`{self.function.name}` returned {len(rewards)} numbers for {len(prompts)} answers")
         found: list[float] = []
@@ -77,7 +79,11 @@ class Reward:
     def _called(self, prompts: Sequence[Prompt], texts: Sequence[Any], ids: Sequence[list[int]]) -> Any:
         names = dict.fromkeys(name for each in prompts for name in each.fields)
         arguments: dict[str, Any] = {name: [each.fields.get(name) for each in prompts] for name in names}
-        arguments |= {"prompts": [each.shown for each in prompts], "completions": list(texts), "completion_ids": list(ids)}
+        arguments |= {
+            "prompts": [each.shown for each in prompts],
+            "completions": list(texts),
+            "completion_ids": list(ids),
+        }
         parameters = inspect.signature(self.run).parameters.values()
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             arguments = {name: value for name, value in arguments.items() if name in {each.name for each in parameters}}
@@ -92,7 +98,10 @@ class Reward:
 
 def _at(prompt: Prompt, text: Any) -> list[str]:
     """Which answer it was, for messages."""
-    return [f"for {prompt.where}", *(f"{name}: {_short(each)}" for name, each in (("prompt", prompt.shown), ("answer", text)))]
+    return [
+        f"for {prompt.where}",
+        *(f"{name}: {_short(each)}" for name, each in (("prompt", prompt.shown), ("answer", text))),
+    ]
 
 
 def _short(value: Any) -> str:
@@ -120,18 +129,24 @@ class Rollouts:
         return (self.scoring.warning,) if self.scoring.warning is not None else ()
 
     @property
-    def model(self) -> LanguageModel:
-        """The model that writes."""
-        return self.scoring.model
+    def reuse(self) -> int:
+        """How many steps train on the same answers."""
+        return int(self.call.arguments["reuse"])
 
 
 def rollouts_of(
-    spec: Spec, training: Compilation, data: Dataset | None, folder: Path, allow_python: bool, gpu: bool = False, run: bool = True
+    spec: Spec,
+    training: Compilation,
+    data: Dataset | None,
+    folder: Path,
+    allow_python: bool,
+    gpu: bool = False,
+    run: bool = True,
 ) -> Rollouts | None:
     """What the run of a training program of a file, which is in a folder, answers the prompts of its data with; None if
     it has no such data. With `run`, the file of the reward is imported.
 
-    Raises Refused: E0302, E1001 for a model that does not write; E0620, E0621 for the reward; E0401 with replica groups.
+    Raises Refused: E0302, E1001 for a model that does not write; E0620, E0621 for the reward; E0401 with `sync`.
     """
     model, train = spec.trained
     if train.data.name != SOURCE or data is None:
@@ -143,7 +158,10 @@ def rollouts_of(
     if train.sync is not None:
         message = "`rollouts` are written with the parameters that the next update is of, which `sync` changes"
         raise refuse("E0401", message, call.span, help="leave out `sync`")
-    language = language_model(model, spec.batch, span=call.span)
+    if train.steps % call.arguments["reuse"]:
+        message = f"{train.steps:,} steps do not end with the last of {call.arguments['reuse']} on the same answers"
+        raise refuse("E0607", message, call.span, help="`steps` that are a multiple of `reuse`")
+    language_model(model, spec.batch, span=call.span)
     scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
     for program in scoring.programs:
         check_stored(program, training.program, call.span)
@@ -151,104 +169,118 @@ def rollouts_of(
     assert isinstance(prompts, Prompts)
     assert isinstance(evaluated, Prompts)
     reward = Reward(function, imported(OWNER, function)) if run else None
-    assert scoring.model.window == prompts.length, (language, prompts.length)
     return Rollouts(scoring, prompts, evaluated, encoding_of(call, folder, None), reward, call, train.seed)
 
 
 @define(eq=False)
 class Rollout:
-    """One rank that answers prompts. `metrics` are those of the answers written last, and `last` is what the model got
-    for the last training step.
+    """One rank that answers prompts. Several steps may train on the same answers: those that are written for the first
+    of them. What is kept of texts lives as long as the scorer, while they are written.
     """
 
     rollouts: Rollouts
-    scorer: Scorer
-    metrics: Mapping[str, float] = field(factory=dict, init=False)
-    last: Batch = field(factory=dict, init=False)
-    _of_steps: dict[int, Mapping[str, float]] = field(factory=dict, init=False)
-
-    def metrics_of(self, step: int) -> Mapping[str, float]:
-        """The metrics of what was written for a step: the last, or the one before, which may be told of later."""
-        return self._of_steps.get(step, {})
+    scorer: Callable[[], Scorer]
+    # By the first step that trains on them: the last, and those before, whose steps may be done again or told of later.
+    _written: dict[int, tuple[Batch, Mapping[str, float]]] = field(factory=dict, init=False)
 
     def trained(self, batch: Mapping[str, Any], step: int) -> Generator[None, None, Batch]:
         """The inputs of a training step, of a dataset's batch with all rows."""
-        self.last = yield from self._answered(self.rollouts.training, batch[PROMPT], f"step {step}")
-        self._of_steps = {before: each for before, each in self._of_steps.items() if before == step - 1}
-        self._of_steps[step] = self.metrics
-        return self.last
+        first = self._first(step)
+        if step == first or first not in self._written:
+            answered = yield from self._answered(self.rollouts.training, batch[PROMPT], f"step {first}")
+            before = self._first(first - 1)
+            self._written = {each: self._written[each] for each in (before,) if each in self._written}
+            self._written[first] = answered
+        return self.batch_of(step)
 
-    def evaluated(self, batch: Mapping[str, Any], index: int) -> Generator[None, None, Batch]:
-        """The inputs of an evaluation batch: answers are drawn alike in each evaluation."""
+    def evaluated(
+        self, batch: Mapping[str, Any], index: int
+    ) -> Generator[None, None, tuple[Batch, Mapping[str, float]]]:
+        """The inputs of an evaluation batch, and metrics of its answers: they are drawn alike in each evaluation."""
         return self._answered(self.rollouts.evaluated, batch[PROMPT], f"evaluation {index}")
 
-    def _answered(self, prompts: Prompts, numbers: np.ndarray, when: str) -> Generator[None, None, Batch]:
+    def batch_of(self, step: int) -> Batch:
+        """What a step trains on: one of the last."""
+        return self._written[self._first(step)][0]
+
+    def metrics_of(self, step: int) -> Mapping[str, float]:
+        """Metrics of what a step trains on."""
+        return self._written[self._first(step)][1]
+
+    def ends_with(self, step: int) -> bool:
+        """Whether the next step trains on other answers: then all that it needs are the parameters."""
+        return step % self.rollouts.reuse == 0
+
+    def _first(self, step: int) -> int:
+        return step - (step - 1) % self.rollouts.reuse
+
+    def _answered(
+        self, prompts: Prompts, numbers: np.ndarray, when: str
+    ) -> Generator[None, None, tuple[Batch, Mapping[str, float]]]:
         ids, begins = map(torch.from_numpy, prompts.rows_of(numbers))
-        ends, logprobs = yield from self._write(ids, begins, torch.from_numpy(prompts.end), when)
+        scorer = self.scorer()
+        ends, logprobs = yield from self._write(scorer, ids, begins, torch.from_numpy(prompts.end), when)
         answers = [row[first:last].tolist() for row, first, last in zip(ids, begins, ends, strict=True)]
-        rewards = yield from self._rewards([prompts.prompts[each] for each in numbers], answers, prompts)
-        arrays = (each.numpy() for each in (ids, begins, ends, logprobs, rewards))
+        rewards = yield from self._rewards(scorer.rank, [prompts.prompts[each] for each in numbers], answers, prompts)
+        arrays = ids.numpy(), begins.numpy(), ends.numpy(), logprobs.numpy(), rewards.numpy()
         found = Answers(*arrays, prompts.samples)
-        self.metrics = {
+        metrics = {
             "reward": float(found.rewards.mean()),
             "reward_spread": float(found.rewards.std()),
             "answer_length": float((found.ends - found.begins).mean()),
         }
-        return prompts.answered(found)
+        return prompts.answered(found), metrics
 
     def _write(
-        self, ids: Tensor, begins: Tensor, end: Tensor, when: str
+        self, scorer: Scorer, ids: Tensor, begins: Tensor, end: Tensor, when: str
     ) -> Generator[None, None, tuple[Tensor, Tensor]]:
         """Write an answer into each row of `ids`, [rows, positions], behind what it `begins` with. Returns where each
         ends, and the logarithms of the probabilities with which ids were drawn.
         """
-        rollouts, scorer = self.rollouts, self.scorer
-        most = begins + int(rollouts.call.arguments["tokens"])
+        most = begins + int(self.rollouts.call.arguments["tokens"])
         ends, logprobs = begins.clone(), torch.zeros(ids.shape, dtype=torch.float64)
         going = torch.ones(len(ids), dtype=torch.bool)
         scorer.forget()
         position = int(begins.min())
         while going.any():
             yield from scorer.advance(ids[:, :position])
-            drawn, logarithms = yield from self._drawn(len(ids), position, when)
+            drawn, logarithms = yield from self._drawn(scorer, len(ids), position, when)
             writing = going & (begins <= position)
-            ids[writing, position] = drawn[writing]
-            logprobs[writing, position] = logarithms[writing]
+            ids[writing, position], logprobs[writing, position] = drawn[writing], logarithms[writing]
             position += 1
             ends[writing] = position
-            stopped = ends == most
-            if len(end):
-                whole = ends - begins >= len(end)
-                stopped |= whole & (ids[:, max(0, position - len(end)) : position] == end).all(1) if position >= len(end) else False
-            going &= ~(writing & stopped)
+            going &= ~(writing & ((ends == most) | _stopped(ids, begins, position, end)))
         return ends, logprobs
 
-    def _drawn(self, rows: int, position: int, when: str) -> Generator[None, None, tuple[Tensor, Tensor]]:
+    def _drawn(
+        self, scorer: Scorer, rows: int, position: int, when: str
+    ) -> Generator[None, None, tuple[Tensor, Tensor]]:
         """An id for each row, the same on all ranks, and the logarithm of its probability."""
-        own = yield from self.scorer.last()
+        own = yield from scorer.last()
         found = torch.zeros(2, rows, dtype=torch.float64)
         if own is not None:
             here = slice(own.first, own.first + len(own.logits))
             uniform = unit_uniform(words(stream(self.rollouts.seed, SOURCE, position, when), 0, rows)[here])
             temperature = float(self.rollouts.call.arguments["temperature"])
             device = own.logits.device
-            found[:, here] = torch.stack(drawn_in_rows(own.logits, temperature, torch.from_numpy(uniform).to(device))).cpu()
-        drawn, logarithms = (yield from self.scorer.rank.sum(found)).unbind()  # of each row all ranks but one have zeros
+            found[:, here] = torch.stack(
+                drawn_in_rows(own.logits, temperature, torch.from_numpy(uniform).to(device))
+            ).cpu()
+        drawn, logarithms = (yield from scorer.rank.sum(found)).unbind()  # of each row all ranks but one have zeros
         return drawn.long(), logarithms
 
     def _rewards(
-        self, prompts: Sequence[Prompt], answers: Sequence[list[int]], of: Prompts
+        self, rank: ForwardRank, prompts: Sequence[Prompt], answers: Sequence[list[int]], of: Prompts
     ) -> Generator[None, None, Tensor]:
         """The reward of each row: each rank scores its share of the prompts, with all answers to them."""
-        rank, ranks = self.scorer.rank.rank, self.scorer.rank.mesh.ranks
-        own = [row for row in range(len(prompts)) if row // of.samples % ranks == rank]
+        own = [row for row in range(len(prompts)) if row // of.samples % rank.mesh.ranks == rank.rank]
         rewards = torch.zeros(len(prompts), dtype=torch.float64)
         if own:
             assert self.rollouts.reward is not None
             chosen, ids = [prompts[row] for row in own], [answers[row] for row in own]
             texts = [self._text(prompt, each, of.end.tolist()) for prompt, each in zip(chosen, ids, strict=True)]
             rewards[own] = torch.tensor(self.rollouts.reward(chosen, texts, ids), dtype=torch.float64)
-        return (yield from self.scorer.rank.sum(rewards))
+        return (yield from rank.sum(rewards))
 
     def _text(self, prompt: Prompt, ids: list[int], end: list[int]) -> str | list[dict[str, str]]:
         """An answer without its end; as a message, if the prompt has messages."""
@@ -259,3 +291,11 @@ class Rollout:
         else:
             text = "".join(encoding.text(kept))
         return text if isinstance(prompt.shown, str) else [{"role": "assistant", "content": text}]
+
+
+def _stopped(ids: Tensor, begins: Tensor, position: int, end: Tensor) -> Tensor:
+    """Whether the answer in each row ends before a position with the ids that end one; never, if there are none."""
+    first = position - len(end)
+    if not len(end) or first < 0:
+        return torch.zeros(len(ids), dtype=torch.bool)
+    return (begins <= first) & (ids[:, first:position] == end).all(1)
