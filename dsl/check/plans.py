@@ -348,6 +348,7 @@ class Plans:
         with self.report:
             self.agree(values, written)
             self.agree_on_text(values["data"], values["eval"])
+            self.agree_on_rollouts(values, model, schedule)
             if "sample" in written:
                 self.check_writes(values["data"], model, schedule, written["sample"])
             return spec.Train(**values, spans=written, span=train.span)
@@ -387,6 +388,27 @@ class Plans:
                 message = f"text becomes ids {how} here, and {spelled[0][1]} in other data of this model"
                 help = "give all of them the same `tokenizer` or `alphabet`"
                 raise refuse("E0318", message, part.span, help=help)
+
+    def agree_on_rollouts(
+        self, values: Mapping[str, Any], model: spec.Model | None, schedule: spec.Schedule | None
+    ) -> None:
+        """Refuse answers that no model writes (E0302, E1001), and what does not go with them (E0318)."""
+        data, sync = values["data"], values["sync"]
+        if all(each.name != "rollouts" for each in sources_of(data)):
+            return
+        if data.name != "rollouts":
+            message = "`rollouts` cannot be combined with other sources: a batch has answers to whole groups of prompts"
+            raise refuse("E0318", message, data.span, help="the one source `rollouts`")
+        if sync is not None:
+            message = "`rollouts` cannot be combined with `sync`: answers are those of the parameters that are updated"
+            raise refuse("E0318", message, sync.span, help="leave out `sync`")
+        reuse = data.arguments["reuse"]
+        if values["steps"] % reuse:
+            message = f"{values['steps']:,} steps do not end with the last of {reuse} on the same answers"
+            more = -(-values["steps"] // reuse) * reuse
+            raise refuse("E0318", message, data.span, help=f"`steps = {more}`, or another `reuse`")
+        if model is not None:
+            language_model(model, schedule.batch if schedule is not None else spec.BATCH, span=data.span)
 
     def sample_span(self, otherwise: Span) -> Span:
         """The place of the prompt of `eval`."""

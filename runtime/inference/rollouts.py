@@ -23,8 +23,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from partita.compiler.state import Compilation
-from partita.dsl.check.language_model import language_model
-from partita.dsl.diagnostic import Diagnostic, refuse, shown
+from partita.dsl.diagnostic import Diagnostic, shown
 from partita.dsl.spec import Call, PythonFunction, Spec
 from partita.runtime.data.dataset import Batch, Dataset
 from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
@@ -146,22 +145,15 @@ def rollouts_of(
     """What the run of a training program of a file, which is in a folder, answers the prompts of its data with; None if
     it has no such data. With `run`, the file of the reward is imported.
 
-    Raises Refused: E0302, E1001 for a model that does not write; E0620, E0621 for the reward; E0401 with `sync`.
+    Raises Refused: E1001 for a model that cannot write there; E0620, E0621 for the reward.
     """
-    model, train = spec.trained
+    _, train = spec.trained
     if train.data.name != SOURCE or data is None:
         return None
     call = train.data
     function: PythonFunction = call.arguments["reward"]
     if not allow_python:
         raise not_allowed(OWNER, function)
-    if train.sync is not None:
-        message = "`rollouts` are written with the parameters that the next update is of, which `sync` changes"
-        raise refuse("E0401", message, call.span, help="leave out `sync`")
-    if train.steps % call.arguments["reuse"]:
-        message = f"{train.steps:,} steps do not end with the last of {call.arguments['reuse']} on the same answers"
-        raise refuse("E0607", message, call.span, help="`steps` that are a multiple of `reuse`")
-    language_model(model, spec.batch, span=call.span)
     scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
     for program in scoring.programs:
         check_stored(program, training.program, call.span)
