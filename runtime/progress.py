@@ -1,7 +1,8 @@
 """What a user sees of a run: a live line on a terminal, plain lines elsewhere.
 
-The live line shows step, loss, tokens per second, learning rate and time left. If standard output is no terminal, a
-line is printed for the first step, every tenth and the last. Evaluations always get their own line.
+The live line shows step, loss (and the reward of rollouts), tokens per second, learning rate and time left. If standard
+output is no terminal, a line is printed for the first step, every tenth and the last. Evaluations always get their own
+line.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Display:
         step = record["step"]
         left = self._time_left(step)
         figures = [
-            f"loss {_number(record['loss'])}",
+            "  ".join(f"{name} {_number(record[name])}" for name in ("loss", "reward") if name in record),
             *(
                 f"{_rate(record[key])} {unit}/s"
                 for unit in ("tokens", "rows")

@@ -38,6 +38,10 @@ from partita.runtime.philox import stream, words
 from partita.runtime.python_files import OperationFailed, guarded, imported, not_allowed, problem
 
 SOURCE, OWNER = "rollouts", "the reward of `rollouts`"
+CALLED = (
+    "it gets lists by name (`prompts`, `completions`, `completion_ids` and other fields of their lines), and returns a "
+    "number for each"
+)
 MAX_SHOWN = 120  # characters of a prompt or an answer
 
 
@@ -89,10 +93,10 @@ class Reward:
         return self.run(**arguments)
 
     def _guarded(self, notes: Sequence[str] = ()) -> Any:
-        return guarded(OWNER, self.function, notes=notes)
+        return guarded(OWNER, self.function, CALLED, notes)
 
     def _wrong(self, message: str, notes: Sequence[str] = ()) -> OperationFailed:
-        return OperationFailed([problem("E0622", OWNER, self.function, message, notes)])
+        return OperationFailed([problem("E0622", OWNER, self.function, message, notes, CALLED)])
 
 
 def _at(prompt: Prompt, text: Any) -> list[str]:

@@ -91,6 +91,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = ({"prompt": line[:50], "chosen": line[50:], "rejected": line[:50:-1]} for line in lines)
     (root / "pairs.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     (root / "chats.json").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    asked = ({"prompt": line[: 20 + i]} for i, line in enumerate(lines))
+    (root / "asked.json").write_text("".join(json.dumps(each) + "\n" for each in asked))
     tokenizer_of(lines, ["<|endoftext|>"]).save(str(root / "tokenizer.json"))
     (root / "chat_template.jinja").write_text(CHAT)
     (root / "photos").mkdir()
@@ -139,6 +141,10 @@ OPENED = {
     "preferences": (
         call("preferences", glob="pairs.json", tokenizer=None, end="\n", cut=False, holdout=HELD),
         PAIRED,
+    ),
+    "rollouts": (
+        call("rollouts", glob="asked.json", samples=2, reuse=1, tokens=9, tokenizer=None, end=None, holdout=HELD),
+        PACKED,
     ),
     "mix": (call("mix", sources=MIXED), WINDOWS),
     "arrays": (call("arrays", path="digits.npz", holdout=HELD), ARRAYS),

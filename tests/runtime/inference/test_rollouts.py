@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,7 @@ schedule chunks = interleaved_1f1b(microbatches = 2, chunks = 2)
 train {
   layout = split  schedule = micro
 """
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 PROMPTS = [{"prompt": text, "answer": str(i), "more": i} for i, text in enumerate(("1+1=", "22=", "(3)=", "4", "5-5="))]
 REWARD = """
 def score(completion_ids, **others):
@@ -335,15 +340,57 @@ def test_messages_are_written_by_the_template_of_the_tokenizer(tmp_path: Path):
 # ---------------------------------------------------------------- whole runs
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("layout", ["laptop.data=2", "laptop.pipe=2"])
-def test_sums_are_learned_on_two_ranks(layout: str, tmp_path: Path):
-    """From nothing, in some minutes: the share of right answers is at least 0.9 at the end."""
+@pytest.fixture
+def sums(tmp_path: Path) -> Path:
+    """grpo.par as it stands, on a mesh."""
     path = write(tmp_path, (ZOO / "reward.py").read_text())
     (tmp_path / "sums.jsonl").write_bytes((ZOO / "sums.jsonl").read_bytes())
-    done = command("run", path.name, layout, "--transport", "gloo", "--allow-python", "--run-dir", "r", cwd=tmp_path)
+    return path
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["laptop.data=2", "laptop.pipe=2"])
+def test_sums_are_learned_on_two_ranks(layout: str, sums: Path):
+    """From nothing, in some minutes: the reward of the last steps, the most being 1, is at least 0.9."""
+    given = ("run", sums.name, layout, "--transport", "gloo", "--allow-python", "--run-dir", "r")
+    done = command(*given, cwd=sums.parent, timeout=1800)
     assert done.returncode == 0, done.stderr
-    records = [each for each in computed(tmp_path / "r") if "reward" in each]
+    records = [each for each in computed(sums.parent / "r") if "reward" in each]
     assert sum(each["reward"] for each in records[:10]) / 10 < 0.05
     assert sum(each["reward"] for each in records[-10:]) / 10 >= 0.9
     assert max(each["drift"] for each in records) < 1e-5
+
+
+@pytest.mark.soak
+def test_two_layouts_have_the_same_numbers_while_they_learn(sums: Path):
+    """Rounding, of which training makes ten times as much in each ten steps, changes no answer of fifty."""
+    found, expected = (
+        partita.train(sums, "train.precision=f64", "train.steps=50", layout, allow_python=True)
+        for layout in ("laptop.data=2", "laptop.pipe=2")
+    )
+    assert len(found) == 50
+    for one, other in zip(found, expected, strict=True):
+        assert one["reward"] == other["reward"]
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-10)
+    assert max(each["reward"] for each in found) > 0.1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("reuse", [1, 2])
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(reuse: int, sums: Path):
+    folder = sums.parent
+    given = ("run", sums.name, "laptop.data=2", "batch=64", "train.steps=60", f"train.data.reuse={reuse}")
+    given += ("train.checkpoint=every(5)", "--transport", "gloo", "--allow-python", "--run-dir")
+    whole = command(*given, "whole", cwd=folder)
+    assert whole.returncode == 0, whole.stderr
+    metrics = folder / "killed" / "metrics.jsonl"
+    process = subprocess.Popen([sys.executable, "-m", "partita", *given, "killed"], cwd=folder, env=ONE_THREAD)
+    while not metrics.exists() or metrics.read_text().count('"reward"') < 23:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    again = command(*given, "killed", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "resumed from" in again.stdout
+    assert computed(folder / "killed") == computed(folder / "whole")
