@@ -21,7 +21,7 @@ from tests.files import ROOT, SHIPPED
 from tests.installed import Installed, build, install
 
 # What is no module, and yet needed by commands.
-DATA = {"specs": (".par", ".npz"), "grammars": (".lark", ".json"), "cli/page": (".css", ".js")}
+DATA = {"specs": (".par", ".npz", ".jsonl"), "grammars": (".lark", ".json"), "cli/page": (".css", ".js")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
