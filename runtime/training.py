@@ -28,10 +28,12 @@ from partita.dsl.spec import Train
 from partita.runtime.bad_steps import NORM, BadStep, History, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
+from partita.runtime.data.prompts import Answers
 from partita.runtime.evaluation import EvaluationResult, Outside, check_ids, outside, results, shifted
 from partita.runtime.executor import Rates, never
 from partita.runtime.faults import MAX_ROWS, SUMS, Replay, origin, wrong_inputs
 from partita.runtime.global_tensors import assemble, piece_view
+from partita.runtime.inference.rollouts import metrics_of
 from partita.runtime.inference.sampling import Samples
 from partita.runtime.inputs import Batch
 from partita.runtime.kernels.positions import put_runs
@@ -146,6 +148,8 @@ def train(
         observer.resumed(resumed)
     if plan.samples is not None:
         yield from rank.scorer(plan.samples).check_causal()
+    if rank.rollout is not None:
+        yield from rank.rollout.scorer().check_causal()
     validation, unvalidated = rank.validation, None
     number = resumed.step + 1 if resumed is not None else 1
     due = copied = False  # a checkpoint or a copy, which waits for the last step on the same answers
@@ -295,6 +299,7 @@ def _batch(rank: Rank, dataset: Dataset | None, step: int) -> Generator[None, No
     if rank.rollout is None:
         return rank.tensors(dataset.batch(step))
     answered = yield from rank.rollout.trained(dataset.batch(step, range(rank.plan.program.rows)), step)
+    rank.flight.begin(BETWEEN, step - 1)
     return rank.tensors(answered)
 
 
@@ -376,23 +381,20 @@ def evaluate(
     settings = rank.plan.train
     assert settings.eval is not None
     order = rank.plan.evaluated
-    answered: list[Mapping[str, object]] = []
-    own: dict[str, float] = {}
+    answered: list[Answers] = []
     if rank.rollout is not None and dataset is not None:
         for index in order:
             prompts = dataset.holdout_batch(index, range(rank.plan.program.rows))
-            inputs, found = yield from rank.rollout.evaluated(prompts, index)
-            answered.append(inputs)
-            for name, value in found.items():
-                own[name] = own.get(name, 0.0) + value / len(order)
+            answered.append((yield from rank.rollout.evaluated(prompts, index)))
 
     def batches(index: int, rows: range | None = None) -> Batch:
-        if answered:
-            return rank.tensors(answered[index])
+        if rank.rollout is not None:
+            return rank.tensors(rank.rollout.rollouts.evaluated.answered(answered[index]))
         return rank.tensors(dataset.holdout_batch(order[index], rows)) if dataset else {}
 
     loss, metrics, wrong_ids = yield from rank.evaluate(len(order), batches)
-    metrics = {**own, **metrics}
+    if answered:
+        metrics = {**metrics_of(answered), **metrics}
     check_ids(wrong_ids, "in an evaluation")
     first = rank.unsound_from
     if first is not None:

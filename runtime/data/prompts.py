@@ -187,7 +187,8 @@ def open_prompts(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, u
             notes=[f"{sum(len(each.ids) > most for each in prompts):,} of {len(prompts):,} prompts are too long"],
             help=f"a sequence of {own + answer - 1:,}, fewer `tokens`, or shorter prompts",
         )
-    largest = max(int(each.ids.max()) for each in prompts)
+    end = np.asarray(encoder.last, np.int64)
+    largest = max(int(each.max(initial=0)) for each in (end, *(each.ids for each in prompts)))
     for each in inputs:
         if each.name in SHIFT:
             check_largest(largest, each, f"`{pattern}`", span)
@@ -206,7 +207,7 @@ def open_prompts(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, u
         samples,
         call.arguments["reuse"],
         length,
-        np.asarray(encoder.last, np.int64),
+        end,
         -1 if ignored is None else ignored,
         seed,
     )

@@ -11,9 +11,7 @@ before.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from partita.compiler.state import Compilation
-from partita.dsl.diagnostic import Diagnostic, shown
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call, PythonFunction, Spec
 from partita.runtime.data.dataset import Batch, Dataset
 from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
@@ -31,85 +29,13 @@ from partita.runtime.data.whole import SeparateEvaluationData
 from partita.runtime.inference.choice import drawn_in_rows
 from partita.runtime.inference.encoding import Encoding, Tokenizer, encoding_of
 from partita.runtime.inference.ranks import ForwardRank
+from partita.runtime.inference.rewards import Reward, check_allowed, reward_of
 from partita.runtime.inference.sampling import check_stored
 from partita.runtime.inference.scoring import Scorer, Scoring, scoring_of_rows
 from partita.runtime.initial import unit_uniform
 from partita.runtime.philox import stream, words
-from partita.runtime.python_files import OperationFailed, guarded, imported, not_allowed, problem
 
-SOURCE, OWNER = "rollouts", "the reward of `rollouts`"
-CALLED = (
-    "it gets lists by name (`prompts`, `completions`, `completion_ids` and other fields of their lines), and returns a "
-    "number for each"
-)
-MAX_SHOWN = 120  # characters of a prompt or an answer
-
-
-@frozen(eq=False)
-class Reward:
-    """A Python function that scores answers: as `trl` calls it, by `prompts`, `completions`, `completion_ids` and the
-    other fields of their lines, all of them lists.
-    """
-
-    function: PythonFunction
-    run: Callable[..., Any]
-
-    def __call__(self, prompts: Sequence[Prompt], texts: Sequence[Any], ids: Sequence[list[int]]) -> list[float]:
-        """The reward of each answer. Raises OperationFailed (E0622), with the answer at which it failed."""
-        try:
-            with self._guarded():
-                returned = self._called(prompts, texts, ids)
-        except OperationFailed:
-            for prompt, text, own in zip(prompts, texts, ids, strict=True):  # which of them it is
-                with self._guarded(_at(prompt, text)):
-                    self._called([prompt], [text], [own])
-            raise
-        try:
-            rewards = [None if each is None else float(each) for each in returned]
-        except (TypeError, ValueError):
-            raise self._wrong(
-                f"`{self.function.name}` returned {shown(repr(returned))}, not a list of numbers"
-            ) from None
-        if len(rewards) != len(prompts):
-            raise self._wrong(f"`{self.function.name}` returned {len(rewards)} numbers for {len(prompts)} answers")
-        found: list[float] = []
-        for reward, prompt, text in zip(rewards, prompts, texts, strict=True):
-            if reward is None or not isfinite(reward):
-                raise self._wrong(f"`{self.function.name}` returned {reward}, which is no reward", _at(prompt, text))
-            found.append(reward)
-        return found
-
-    def _called(self, prompts: Sequence[Prompt], texts: Sequence[Any], ids: Sequence[list[int]]) -> Any:
-        names = dict.fromkeys(name for each in prompts for name in each.fields)
-        arguments: dict[str, Any] = {name: [each.fields.get(name) for each in prompts] for name in names}
-        arguments |= {
-            "prompts": [each.shown for each in prompts],
-            "completions": list(texts),
-            "completion_ids": list(ids),
-        }
-        parameters = inspect.signature(self.run).parameters.values()
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            arguments = {name: value for name, value in arguments.items() if name in {each.name for each in parameters}}
-        return self.run(**arguments)
-
-    def _guarded(self, notes: Sequence[str] = ()) -> Any:
-        return guarded(OWNER, self.function, CALLED, notes)
-
-    def _wrong(self, message: str, notes: Sequence[str] = ()) -> OperationFailed:
-        return OperationFailed([problem("E0622", OWNER, self.function, message, notes, CALLED)])
-
-
-def _at(prompt: Prompt, text: Any) -> list[str]:
-    """Which answer it was, for messages."""
-    return [
-        f"for {prompt.where}",
-        *(f"{name}: {_short(each)}" for name, each in (("prompt", prompt.shown), ("answer", text))),
-    ]
-
-
-def _short(value: Any) -> str:
-    text = shown(value if isinstance(value, str) else repr(value))
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+SOURCE = "rollouts"
 
 
 @frozen(eq=False)
@@ -156,15 +82,14 @@ def rollouts_of(
         return None
     call = train.data
     function: PythonFunction = call.arguments["reward"]
-    if not allow_python:
-        raise not_allowed(OWNER, function)
+    check_allowed(function, allow_python)
     scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
     for program in scoring.programs:
         check_stored(program, training.program, call.span)
     prompts, evaluated = (data.training, data.dataset) if isinstance(data, SeparateEvaluationData) else (data, data)
     assert isinstance(prompts, Prompts)
     assert isinstance(evaluated, Prompts)
-    reward = Reward(function, imported(OWNER, function)) if run else None
+    reward = reward_of(function) if run else None
     return Rollouts(scoring, prompts, evaluated, encoding_of(call, folder, None), reward, call, train.seed)
 
 
@@ -177,31 +102,29 @@ class Rollout:
     rollouts: Rollouts
     scorer: Callable[[], Scorer]
     # By the first step that trains on them: the last, and those before, whose steps may be done again or told of later.
-    _written: dict[int, tuple[Batch, Mapping[str, float]]] = field(factory=dict, init=False)
+    _written: dict[int, Answers] = field(factory=dict, init=False)
 
     def trained(self, batch: Mapping[str, Any], step: int) -> Generator[None, None, Batch]:
         """The inputs of a training step, of a dataset's batch with all rows."""
         first = self._first(step)
         if step == first or first not in self._written:
-            answered = yield from self._answered(self.rollouts.training, batch[PROMPT], f"step {first}")
+            answers = yield from self._answers(self.rollouts.training, batch[PROMPT], f"step {first}")
             before = self._first(first - 1)
             self._written = {each: self._written[each] for each in (before,) if each in self._written}
-            self._written[first] = answered
+            self._written[first] = answers
         return self.batch_of(step)
 
-    def evaluated(
-        self, batch: Mapping[str, Any], index: int
-    ) -> Generator[None, None, tuple[Batch, Mapping[str, float]]]:
-        """The inputs of an evaluation batch, and metrics of its answers: they are drawn alike in each evaluation."""
-        return self._answered(self.rollouts.evaluated, batch[PROMPT], f"evaluation {index}")
+    def evaluated(self, batch: Mapping[str, Any], index: int) -> Generator[None, None, Answers]:
+        """Answers to an evaluation batch: they are drawn alike in each evaluation."""
+        return self._answers(self.rollouts.evaluated, batch[PROMPT], f"evaluation {index}")
 
     def batch_of(self, step: int) -> Batch:
         """What a step trains on: one of the last."""
-        return self._written[self._first(step)][0]
+        return self.rollouts.training.answered(self._written[self._first(step)])
 
-    def metrics_of(self, step: int) -> Mapping[str, float]:
+    def metrics_of(self, step: int) -> dict[str, float]:
         """Metrics of what a step trains on."""
-        return self._written[self._first(step)][1]
+        return metrics_of([self._written[self._first(step)]])
 
     def ends_with(self, step: int) -> bool:
         """Whether the next step trains on other answers: then all that it needs are the parameters."""
@@ -210,22 +133,15 @@ class Rollout:
     def _first(self, step: int) -> int:
         return step - (step - 1) % self.rollouts.reuse
 
-    def _answered(
-        self, prompts: Prompts, numbers: np.ndarray, when: str
-    ) -> Generator[None, None, tuple[Batch, Mapping[str, float]]]:
+    def _answers(self, prompts: Prompts, numbers: np.ndarray, when: str) -> Generator[None, None, Answers]:
+        """Answers to the prompts of these numbers, one in each row."""
         ids, begins = map(torch.from_numpy, prompts.rows_of(numbers))
         scorer = self.scorer()
         ends, logprobs = yield from self._write(scorer, ids, begins, torch.from_numpy(prompts.end), when)
         answers = [row[first:last].tolist() for row, first, last in zip(ids, begins, ends, strict=True)]
         rewards = yield from self._rewards(scorer.rank, [prompts.prompts[each] for each in numbers], answers, prompts)
         arrays = ids.numpy(), begins.numpy(), ends.numpy(), logprobs.numpy(), rewards.numpy()
-        found = Answers(*arrays, prompts.samples)
-        metrics = {
-            "reward": float(found.rewards.mean()),
-            "reward_spread": float(found.rewards.std()),
-            "answer_length": float((found.ends - found.begins).mean()),
-        }
-        return prompts.answered(found), metrics
+        return Answers(*arrays, prompts.samples)
 
     def _write(
         self, scorer: Scorer, ids: Tensor, begins: Tensor, end: Tensor, when: str
@@ -236,7 +152,6 @@ class Rollout:
         most = begins + int(self.rollouts.call.arguments["tokens"])
         ends, logprobs = begins.clone(), torch.zeros(ids.shape, dtype=torch.float64)
         going = torch.ones(len(ids), dtype=torch.bool)
-        scorer.forget()
         position = int(begins.min())
         while going.any():
             yield from scorer.advance(ids[:, :position])
@@ -295,3 +210,14 @@ def _stopped(ids: Tensor, begins: Tensor, position: int, end: Tensor) -> Tensor:
     if not len(end) or first < 0:
         return torch.zeros(len(ids), dtype=torch.bool)
     return (begins <= first) & (ids[:, first:position] == end).all(1)
+
+
+def metrics_of(answers: Sequence[Answers]) -> dict[str, float]:
+    """The mean of all rewards, their standard deviation, and the mean number of ids."""
+    rewards = np.concatenate([each.rewards for each in answers])
+    lengths = np.concatenate([each.ends - each.begins for each in answers])
+    return {
+        "reward": float(rewards.mean()),
+        "reward_spread": float(rewards.std()),
+        "answer_length": float(lengths.mean()),
+    }

@@ -29,6 +29,7 @@ from partita.runtime.training import VirtualRun
 from tests.commands import computed
 from tests.commands import partita as command
 from tests.files import SPECS
+from tests.marks import soak
 
 ZOO = SPECS / "zoo"
 SMALL = ("batch=8", "seq=10", "embed=8", "heads=2", "key=4", "ffn=8", "train.data.samples=4", "train.data.tokens=4")
@@ -130,16 +131,19 @@ def test_answers_are_drawn_from_the_models_own_probabilities(precision: str, tmp
 
 
 def test_an_answer_stops_at_its_end(tmp_path: Path):
-    """Also at one of several bytes, which an answer to a short prompt has written before a long one ends."""
+    """Also at one of several bytes; what its prompt ends with is no part of it."""
     path = write(tmp_path)
     (found,) = batches(opened(path, "batch=64", "train.data.end=none"), 1)
     assert {int((row >= 0).sum()) for row in found["targets"]} == {4}
     answers = [row[row >= 0].tolist() for row in found["targets"]]
-    end = next(each[1:3] for each in answers if ord("#") <= min(each[1:3]))
-    (again,) = batches(opened(path, "batch=64", f'train.data.end="{bytes(end).decode()}"'), 1)
-    for before, row in zip(answers, again["targets"], strict=True):
-        stop = next((i for i in (2, 3, 4) if before[i - 2 : i] == end), 4)
-        assert row[row >= 0].tolist() == before[:stop]
+    within = next(each[1:3] for each in answers if ord("#") <= min(each[1:3]))
+    last = found["tokens"][np.arange(64), (found["targets"] >= 0).argmax(1)]
+    across = next([int(id), each[0]] for each, id in zip(answers, last, strict=True) if id == ord("=") and each[0] > 34)
+    for end in (within, across):
+        (again,) = batches(opened(path, "batch=64", f'train.data.end="{bytes(end).decode()}"'), 1)
+        for before, row in zip(answers, again["targets"], strict=True):
+            stop = next((i for i in (2, 3, 4) if before[i - 2 : i] == end), 4)
+            assert row[row >= 0].tolist() == before[:stop]
 
 
 def test_advantages_are_those_of_trl(tmp_path: Path):
@@ -166,8 +170,7 @@ def test_a_whole_window_for_each_id_writes_the_same(tmp_path: Path, monkeypatch:
             assert anew[name] == pytest.approx(array, abs=1e-12), name
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["all", *soak(*[each for each in LAYOUTS if each != "all"])])
 def test_layouts_train_on_the_same_answers(layout: str, tmp_path: Path):
     path = write(tmp_path)
     own = ("train.precision=f64", *LAYOUTS[layout])
@@ -181,7 +184,7 @@ def test_layouts_train_on_the_same_answers(layout: str, tmp_path: Path):
     assert found[0]["reward"] != found[1]["reward"]
 
 
-@pytest.mark.parametrize("reuse", [1, 2])
+@pytest.mark.parametrize("reuse", [*soak(1), 2])
 def test_a_run_resumes_with_the_answers_that_it_would_have_written(reuse: int, tmp_path: Path):
     """Bit for bit. Where several steps train on the same answers, a checkpoint waits for the last of them."""
     path = write(tmp_path)
@@ -236,6 +239,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("message", WRONG)
 def test_a_reward_that_fails_is_told_of_with_its_row(message: str, tmp_path: Path):
     path = write(tmp_path, f"def score(more, **others):\n    {WRONG[message]}\n")
@@ -253,7 +257,7 @@ def test_a_reward_that_fails_is_told_of_with_its_row(message: str, tmp_path: Pat
 
 def test_nothing_of_a_reward_is_run_before_it_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = str(write(tmp_path, "raise SystemExit('run')\ndef score(): pass\n"))
-    for name in ("check", "compile", "verify", "data", "explain"):
+    for name in ("check", "verify", "data"):
         assert main([name, path, *SMALL, *ALONE]) == 0, capsys.readouterr().err
     with pytest.raises(Refused, match=r"error\[E0620\]: the reward of `rollouts` runs Python code from `.*reward.py`"):
         partita.train(path, *SMALL)
@@ -285,6 +289,13 @@ def test_what_cannot_be_is_refused_before_the_run(expected: str, tmp_path: Path)
         path.write_text(path.read_text().replace("output logits", "output scores"))
     with pytest.raises(Refused, match=re.escape(f"error[{code}]: {message}")):
         trained(path, *ALONE, OTHERS[expected])
+
+
+def test_a_model_that_sees_what_follows_is_refused(tmp_path: Path):
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("causal = true", "causal = false"))
+    with pytest.raises(Refused, match="the model sees what follows"), pytest.warns(UserWarning, match="W1001"):
+        trained(path, *ALONE)
 
 
 @pytest.mark.parametrize(
