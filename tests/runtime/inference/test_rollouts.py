@@ -291,7 +291,7 @@ def test_what_cannot_be_is_refused_before_the_run(expected: str, tmp_path: Path)
         trained(path, *ALONE, OTHERS[expected])
 
 
-def test_a_model_that_sees_what_follows_is_refused(tmp_path: Path):
+def test_answers_of_a_model_that_sees_what_follows_are_refused(tmp_path: Path):
     path = write(tmp_path)
     path.write_text(path.read_text().replace("causal = true", "causal = false"))
     with pytest.raises(Refused, match="the model sees what follows"), pytest.warns(UserWarning, match="W1001"):
