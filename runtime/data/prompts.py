@@ -23,13 +23,13 @@ from attrs import Factory, field, frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
-from partita.runtime.data.conversations import template_of
 from partita.runtime.data.dataset import Batch, Dataset, Input, positions
 from partita.runtime.data.encoders import Encoder, encoder_of
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import listed, matched, readable
 from partita.runtime.data.jsonl import kind_of, records
 from partita.runtime.data.registry import Use
+from partita.runtime.data.templates import template_of
 from partita.runtime.data.windows import (
     ONE_SEGMENT,
     SHIFT,
@@ -91,7 +91,6 @@ class Prompts(Dataset):
     samples: int
     reuse: int
     length: int
-    end: np.ndarray
     ignored: int
     seed: int
     _order: Order = field(init=False, default=Factory(lambda self: Order(self.seed, self.training), takes_self=True))
@@ -120,6 +119,11 @@ class Prompts(Dataset):
         held_out = len(self.prompts) - self.training
         assert held_out > 0, "data that is opened to be evaluated has a holdout"
         return self.training + positions(self.inputs, index, rows) // self.samples % held_out
+
+    @property
+    def conversing(self) -> bool:
+        """Whether a prompt has messages."""
+        return any(not isinstance(each.shown, str) for each in self.prompts)
 
     def _named(self, numbers: np.ndarray) -> list[str]:
         return [f"{self.prompts[each].where}, answer {row % self.samples + 1}" for row, each in enumerate(numbers)]
@@ -187,8 +191,7 @@ def open_prompts(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, u
             notes=[f"{sum(len(each.ids) > most for each in prompts):,} of {len(prompts):,} prompts are too long"],
             help=f"a sequence of {own + answer - 1:,}, fewer `tokens`, or shorter prompts",
         )
-    end = np.asarray(encoder.last, np.int64)
-    largest = max(int(each.max(initial=0)) for each in (end, *(each.ids for each in prompts)))
+    largest = max(int(each.ids.max()) for each in prompts)
     for each in inputs:
         if each.name in SHIFT:
             check_largest(largest, each, f"`{pattern}`", span)
@@ -207,7 +210,6 @@ def open_prompts(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, u
         samples,
         call.arguments["reuse"],
         length,
-        end,
         -1 if ignored is None else ignored,
         seed,
     )
@@ -263,8 +265,9 @@ def _prompts(call: Call, root: Path, encoder: Encoder) -> Iterator[Prompt]:
                             "E0619", f"`{PROMPT}` in {where} has messages, and bytes no template", call.span, help=help
                         )
                     if template is None or bare is None:
-                        template, bare = template_of(call, root), encoder_of(call, root, special=False)
-                    text, own = template.asking(shown, where), bare
+                        template = template_of(call.arguments["tokenizer"], root, call.span)
+                        bare = encoder_of(call, root, special=False)
+                    text, own = template.prompt({**record, "messages": shown, "where": where}), bare
                 (ids,) = own.encode([text])
                 fields = {key: value for key, value in record.items() if key != PROMPT}
                 yield Prompt(shown, np.asarray(ids, np.int64), fields, where)

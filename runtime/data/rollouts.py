@@ -7,20 +7,12 @@ What the dataset yields are prompts, a pure function of (seed, step); the run ha
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from partita.dsl.config.builtins import COUNT, HOLDOUT, PythonName, Number, Setting, Text
-from partita.dsl.spec import Call
-from partita.runtime.data.chat import template_files
-from partita.runtime.data.files import END, TOKENIZER, matched, with_tokenizer
+from partita.dsl.config.builtins import COUNT, HOLDOUT, Number, PythonName, Setting, Text
+from partita.runtime.data.chat import with_template
+from partita.runtime.data.files import END, TOKENIZER
 from partita.runtime.data.registry import Source, opened_by, register
 
 GROUP = Number(integer=True, minimum=2, maximum=1 << 20)
-
-
-def _files(call: Call, root: Path) -> list[tuple[str, Path]]:
-    own, tokenizer = with_tokenizer(matched("glob"))(call, root), call.arguments["tokenizer"]
-    return own if tokenizer is None else [*own, *template_files(tokenizer, root, call)]
 
 
 register(
@@ -41,6 +33,6 @@ register(
         open=opened_by("prompts", "open_prompts"),
         textual=True,
         endings=(".jsonl", ".json"),
-        files=_files,
+        files=with_template,
     )
 )

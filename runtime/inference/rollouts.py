@@ -27,10 +27,11 @@ from partita.runtime.data.dataset import Batch, Dataset
 from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
 from partita.runtime.data.whole import SeparateEvaluationData
 from partita.runtime.inference.choice import drawn_in_rows
+from partita.runtime.inference.conversation import conversation_of
 from partita.runtime.inference.encoding import Encoding, Tokenizer, encoding_of
 from partita.runtime.inference.ranks import ForwardRank
 from partita.runtime.inference.rewards import Reward, check_allowed, reward_of
-from partita.runtime.inference.sampling import check_stored
+from partita.runtime.inference.sampling import check_stored, ended
 from partita.runtime.inference.scoring import Scorer, Scoring, scoring_of_rows
 from partita.runtime.initial import unit_uniform
 from partita.runtime.philox import stream, words
@@ -90,7 +91,10 @@ def rollouts_of(
     assert isinstance(prompts, Prompts)
     assert isinstance(evaluated, Prompts)
     reward = reward_of(function) if run else None
-    return Rollouts(scoring, prompts, evaluated, encoding_of(call, folder, None), reward, call, train.seed)
+    encoding = encoding_of(call, folder, None)
+    if prompts.conversing and isinstance(encoding, Tokenizer):
+        encoding = conversation_of(encoding, call.arguments["tokenizer"], folder, call.span, {}).encoding
+    return Rollouts(scoring, prompts, evaluated, encoding, reward, call, train.seed)
 
 
 @define(eq=False)
@@ -137,14 +141,14 @@ class Rollout:
         """Answers to the prompts of these numbers, one in each row."""
         ids, begins = map(torch.from_numpy, prompts.rows_of(numbers))
         scorer = self.scorer()
-        ends, logprobs = yield from self._write(scorer, ids, begins, torch.from_numpy(prompts.end), when)
+        ends, logprobs = yield from self._write(scorer, ids, begins, when)
         answers = [row[first:last].tolist() for row, first, last in zip(ids, begins, ends, strict=True)]
         rewards = yield from self._rewards(scorer.rank, [prompts.prompts[each] for each in numbers], answers, prompts)
         arrays = ids.numpy(), begins.numpy(), ends.numpy(), logprobs.numpy(), rewards.numpy()
         return Answers(*arrays, prompts.samples)
 
     def _write(
-        self, scorer: Scorer, ids: Tensor, begins: Tensor, end: Tensor, when: str
+        self, scorer: Scorer, ids: Tensor, begins: Tensor, when: str
     ) -> Generator[None, None, tuple[Tensor, Tensor]]:
         """Write an answer into each row of `ids`, [rows, positions], behind what it `begins` with. Returns where each
         ends, and the logarithms of the probabilities with which ids were drawn.
@@ -160,7 +164,7 @@ class Rollout:
             ids[writing, position], logprobs[writing, position] = drawn[writing], logarithms[writing]
             position += 1
             ends[writing] = position
-            going &= ~(writing & ((ends == most) | _stopped(ids, begins, position, end)))
+            going &= ~(writing & ((ends == most) | self._stopped(ids, begins, position)))
         return ends, logprobs
 
     def _drawn(
@@ -189,27 +193,29 @@ class Rollout:
         if own:
             assert self.rollouts.reward is not None
             chosen, ids = [prompts[row] for row in own], [answers[row] for row in own]
-            texts = [self._text(prompt, each, of.end.tolist()) for prompt, each in zip(chosen, ids, strict=True)]
+            texts = [self._text(prompt, each) for prompt, each in zip(chosen, ids, strict=True)]
             rewards[own] = torch.tensor(self.rollouts.reward(chosen, texts, ids), dtype=torch.float64)
         return (yield from rank.sum(rewards))
 
-    def _text(self, prompt: Prompt, ids: list[int], end: list[int]) -> str | list[dict[str, str]]:
+    def _stopped(self, ids: Tensor, begins: Tensor, position: int) -> Tensor:
+        """Whether the answer in each row ends before a position with ids that end one."""
+        stopped = torch.zeros(len(ids), dtype=torch.bool)
+        for end in self.rollouts.encoding.ends:
+            first = position - len(end)
+            if first >= 0:
+                stopped |= (begins <= first) & (ids[:, first:position] == torch.tensor(end)).all(1)
+        return stopped
+
+    def _text(self, prompt: Prompt, ids: list[int]) -> str | list[dict[str, str]]:
         """An answer without its end; as a message, if the prompt has messages."""
-        kept = ids[: -len(end)] if end and ids[-len(end) :] == end else ids
         encoding = self.rollouts.encoding
+        end = next((end for end in encoding.ends if ended(ids, 0, (end,))), ())
+        kept = ids[: len(ids) - len(end)]
         if isinstance(encoding, Tokenizer):
             text = encoding.loaded.decode(kept)
         else:
             text = "".join(encoding.text(kept))
         return text if isinstance(prompt.shown, str) else [{"role": "assistant", "content": text}]
-
-
-def _stopped(ids: Tensor, begins: Tensor, position: int, end: Tensor) -> Tensor:
-    """Whether the answer in each row ends before a position with the ids that end one; never, if there are none."""
-    first = position - len(end)
-    if not len(end) or first < 0:
-        return torch.zeros(len(ids), dtype=torch.bool)
-    return (begins <= first) & (ids[:, first:position] == end).all(1)
 
 
 def metrics_of(answers: Sequence[Answers]) -> dict[str, float]:

@@ -342,6 +342,7 @@ def test_messages_are_written_by_the_template_of_the_tokenizer(tmp_path: Path):
         "input_ids"
     ]
     (found,) = batches(run, 1)
+    assert (theirs.convert_tokens_to_ids("<|im_end|>"),) in run.plan.rollouts.encoding.ends
     for tokens, targets in zip(found["tokens"], found["targets"], strict=True):
         assert tokens[: len(expected)].tolist() == expected
         assert (targets[: len(expected) - 1] < 0).all()
