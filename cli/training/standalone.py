@@ -87,11 +87,11 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
         report(samples.warnings if samples is not None else ())
     if state.train.data.name == "rollouts":
-        from partita.runtime.inference.rollouts import rollouts_of
+        from partita.runtime.inference.rewards import check_allowed
+        from partita.runtime.inference.rollouts import scoring_of_answers
 
-        allowed = arguments.allow_python
-        rollouts = rollouts_of(spec, state, data.dataset, folder_of(arguments), allowed, kind.gpu, run=False)
-        report(rollouts.warnings if rollouts is not None else ())
+        check_allowed(state.train.data.arguments["reward"], arguments.allow_python)
+        report(filter(None, [scoring_of_answers(spec, state, kind.gpu).warning]))
     refuse_large(spec, state, kind, attempts=2 if arguments.restarts or arguments.elastic else 1)
     report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -44,7 +45,9 @@ def drawn_in_rows(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[
     """An id for each row of logits [rows, vocabulary], divided by a temperature; and the logarithm of its probability,
     f64: it is the first id at which the sum of probabilities up to it exceeds the row's number in `uniform`, [0, 1).
     """
-    logarithms = (logits.double() / temperature).log_softmax(1)
-    reached = logarithms.exp().cumsum(1)
-    ids = (reached <= uniform[:, None] * reached[:, -1:]).sum(1).clamp(max=logits.shape[1] - 1)
-    return ids, logarithms.gather(1, ids[:, None])[:, 0]
+    scores = logits.double()
+    scores = (scores - scores.amax(1, keepdim=True)) / temperature
+    reached = scores.exp().cumsum(1)
+    total = reached[:, -1:]
+    ids = torch.searchsorted(reached, uniform[:, None] * total, right=True).clamp(max=logits.shape[1] - 1)
+    return ids[:, 0], (scores.gather(1, ids) - total.log())[:, 0]

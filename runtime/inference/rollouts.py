@@ -22,7 +22,7 @@ from torch import Tensor
 
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.spec import Call, PythonFunction, Spec
+from partita.dsl.spec import Call, Spec
 from partita.runtime.data.dataset import Batch, Dataset
 from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
 from partita.runtime.data.whole import SeparateEvaluationData
@@ -42,14 +42,14 @@ SOURCE = "rollouts"
 @frozen(eq=False)
 class Rollouts:
     """What a run's answers are written with: the programs, the prompts for training and for evaluations, how ids become
-    text, and what scores them (None where that is not to be run).
+    text, and what scores them.
     """
 
     scoring: Scoring
     training: Prompts
     evaluated: Prompts
     encoding: Encoding
-    reward: Reward | None
+    reward: Reward
     call: Call
     seed: int
 
@@ -64,37 +64,35 @@ class Rollouts:
         return int(self.call.arguments["reuse"])
 
 
+def scoring_of_answers(spec: Spec, training: Compilation, gpu: bool = False) -> Scoring:
+    """What computes logits for all rows of a batch in the run of a training program. Raises Refused (E1001)."""
+    scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
+    for program in scoring.programs:
+        check_stored(program, training.program, spec.trained[1].data.span)
+    return scoring
+
+
 def rollouts_of(
-    spec: Spec,
-    training: Compilation,
-    data: Dataset | None,
-    folder: Path,
-    allow_python: bool,
-    gpu: bool = False,
-    run: bool = True,
+    spec: Spec, training: Compilation, data: Dataset | None, folder: Path, allow_python: bool, gpu: bool = False
 ) -> Rollouts | None:
     """What the run of a training program of a file, which is in a folder, answers the prompts of its data with; None if
-    it has no such data. With `run`, the file of the reward is imported.
+    it has no such data. The file of the reward is imported.
 
     Raises Refused: E1001 for a model that cannot write there; E0620, E0621 for the reward.
     """
     _, train = spec.trained
-    if train.data.name != SOURCE or data is None:
-        return None
     call = train.data
-    function: PythonFunction = call.arguments["reward"]
-    check_allowed(function, allow_python)
-    scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
-    for program in scoring.programs:
-        check_stored(program, training.program, call.span)
+    if call.name != SOURCE or data is None:
+        return None
+    check_allowed(call.arguments["reward"], allow_python)
+    scoring = scoring_of_answers(spec, training, gpu)
     prompts, evaluated = (data.training, data.dataset) if isinstance(data, SeparateEvaluationData) else (data, data)
     assert isinstance(prompts, Prompts)
     assert isinstance(evaluated, Prompts)
-    reward = reward_of(function) if run else None
     encoding = encoding_of(call, folder, None)
     if prompts.conversing and isinstance(encoding, Tokenizer):
         encoding = conversation_of(encoding, call.arguments["tokenizer"], folder, call.span, {}).encoding
-    return Rollouts(scoring, prompts, evaluated, encoding, reward, call, train.seed)
+    return Rollouts(scoring, prompts, evaluated, encoding, reward_of(call.arguments["reward"]), call, train.seed)
 
 
 @define(eq=False)
@@ -191,7 +189,6 @@ class Rollout:
         own = [row for row in range(len(prompts)) if row // of.samples % rank.mesh.ranks == rank.rank]
         rewards = torch.zeros(len(prompts), dtype=torch.float64)
         if own:
-            assert self.rollouts.reward is not None
             chosen, ids = [prompts[row] for row in own], [answers[row] for row in own]
             texts = [self._text(prompt, each) for prompt, each in zip(chosen, ids, strict=True)]
             rewards[own] = torch.tensor(self.rollouts.reward(chosen, texts, ids), dtype=torch.float64)
