@@ -101,8 +101,8 @@ def open_dataset(
 
 
 def python_functions(call: Call) -> dict[str, PythonFunction]:
-    """The Python functions that make data, by what messages call them."""
-    functions = [each for source in sources_of(call) for each in source.arguments.values()]
+    """The Python functions that make data, by what messages call them. A reward, which scores what is made, is none."""
+    functions = [source.arguments.get("function") for source in sources_of(call)]
     return {f"data by `{each.name}`": each for each in functions if isinstance(each, PythonFunction)}
 
 

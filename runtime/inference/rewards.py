@@ -15,7 +15,7 @@ from attrs import frozen
 from partita.dsl.diagnostic import shown
 from partita.dsl.spec import PythonFunction
 from partita.runtime.data.prompts import Prompt
-from partita.runtime.python_files import OperationFailed, guarded, imported, not_allowed, problem
+from partita.runtime.python_files import OperationFailed, guarded, imported, problem, require_functions
 
 OWNER = "the reward of `rollouts`"
 CALLED = (
@@ -92,8 +92,7 @@ def _short(value: Any) -> str:
 
 def check_allowed(function: PythonFunction, allowed: bool) -> None:
     """Refuse (E0620) a reward unless Python code is `allowed`."""
-    if not allowed:
-        raise not_allowed(OWNER, function)
+    require_functions({OWNER: function}, allowed)
 
 
 def reward_of(function: PythonFunction) -> Reward:

@@ -239,7 +239,6 @@ WRONG = {
 }
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("message", WRONG)
 def test_a_reward_that_fails_is_told_of_with_its_row(message: str, tmp_path: Path):
     path = write(tmp_path, f"def score(more, **others):\n    {WRONG[message]}\n")
@@ -266,7 +265,7 @@ def test_nothing_of_a_reward_is_run_before_it_is_allowed(tmp_path: Path, capsys:
 
 
 OTHERS = {
-    "E0306 `reward` is a function of a Python file": 'train.data=rollouts("sums.jsonl", reward = "reward.py")',
+    "E0306 `reward` is a Python file and the name": 'train.data=rollouts("sums.jsonl", reward = "reward.py")',
     "E0330 `reward.py` has no `scores`": 'train.data=rollouts("sums.jsonl", reward = "reward.py:scores")',
     "E0607 a batch has 8 rows, which are no whole number": "train.data.samples=3",
     "E0607 line 1 of `sums.jsonl` has 4 ids, which with an answer of 8": "train.data.tokens=8",
