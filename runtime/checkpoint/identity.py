@@ -93,7 +93,10 @@ def text_of(value: object) -> str:
         return text_of(alike[0]) if len(alike) == len(value.rules) == 1 else "; ".join(map(text_of, value.rules))
     if isinstance(value, spec.OptimizerRule):
         targets = ", ".join(".".join(target) for target in value.targets)
-        return f"freeze {targets}" if value.call is None else f"update {targets} -> {text_of(value.call)}"
+        stored = "" if value.stored is None else f" as {text_of(value.stored)}"
+        return f"freeze {targets}{stored}" if value.call is None else f"update {targets} -> {text_of(value.call)}"
+    if isinstance(value, spec.AdapterRule):
+        return f"lora {', '.join('.'.join(target) for target in value.targets)} -> {text_of(value.call)}"
     if isinstance(value, Source):
         return f"{value.name} ({_hash(value)})"
     if isinstance(value, spec.PythonFunction):
@@ -109,6 +112,7 @@ def digest_of(model: spec.Model) -> str:
     numbers: dict[int, int] = {}
     bodies = [model.body]
     written: list[Any] = [model.name, model.loss, list(map(list, model.metrics)), *map(str, model.losses)]
+    written += map(text_of, model.adapters)
     numbers[id(model.body)] = 0
     for body in bodies:  # grows during the loop
         for step in body.steps:

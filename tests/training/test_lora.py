@@ -36,8 +36,8 @@ layout zero3 on ranks { shard batch -> data  shard param -> data  stage layer ->
 schedule split = zb_h1(microbatches = 2)
 """
 )
-SMALL = ("seq=8", "embed=16", "key=4", "ffn=32", "rank=2", "vocab=256", "layers=2", "train.data=random()")
-ADAPTERS = {"query_a", "query_b", "value_a", "value_b"}
+SMALL = ("seq=8", "embed=16", "key=4", "ffn=32", "vocab=256", "layers=2", "train.data=random()")
+ADAPTERS = {"lora_a", "lora_b"}
 
 
 def spec_of(*overrides: str, text: str = TEXT) -> Spec:
@@ -117,7 +117,7 @@ def dtypes_of(program: Program) -> dict[bool, set[str]]:
 
 @pytest.mark.parametrize("layout", ["plain", "zero2", "zero3"])
 def test_only_what_is_trained_has_masters_besides_what_computes(layout: str) -> None:
-    given = spec_of(*SMALL, *NARROW, f"layout={layout}", "train.optimizer=adapters")
+    given = spec_of(*SMALL, *NARROW, f"layout={layout}")
     training, evaluation = compile_run(given)
     assert evaluation is not None
     for state in (training, evaluation, compile_outputs(given, beside=training)):
@@ -148,7 +148,7 @@ def test_the_numbers_are_those_with_masters_of_all_to_the_last_bit(
 ) -> None:
     given = (*SMALL, *NARROW, f"layout={layout}", f"train.{more}")
     found = trained(prepare(spec_of(*given, text=TEXT + HOSTED)), tmp_path)
-    monkeypatch.setattr(pipeline, "match_storage_dtype", lambda graph, _: graph)
+    monkeypatch.setattr(pipeline, "match_storage_dtype", lambda graph, *_: graph)
     wanted = trained(prepare(spec_of(*given, text=TEXT + HOSTED)), tmp_path)
     assert dtypes_of(wanted.run.plan.program)[False] == {"f32"}
     assert (found.steps, found.evaluations) == (wanted.steps, wanted.evaluations)
@@ -215,9 +215,9 @@ def test_a_base_is_rounded_to_the_dtype_that_reads_it_and_widened_again(layout: 
 @pytest.mark.soak
 def test_what_was_frozen_may_be_trained_later(tmp_path: Path) -> None:
     """Without states, which would be others."""
-    rules = "optimizer some {\n  update query_a -> sgd(lr = 0.1)\n  RULE\n}\noptimizer adapters {"
+    rules = "optimizer some {\n  update wq.lora_a -> sgd(lr = 0.1)\n  RULE\n}\nadapters small {"
     texts = [
-        TEXT.replace("optimizer adapters {", rules.replace("RULE", rule))
+        TEXT.replace("  freeze all\n", "").replace("adapters small {", rules.replace("RULE", rule))
         for rule in ("freeze all", "update all -> sgd(lr = 0.1)")
     ]
     given = (*SMALL, "train.optimizer=some", "train.precision=bf16")

@@ -21,6 +21,7 @@ from partita.compiler.ops.delta_scan import DeltaScan, DeltaScanBlocks
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedWeightGradient, TopK
 from partita.compiler.ops.float8 import Float8Dot, ToFloat8
+from partita.compiler.ops.four_bits import Dequantize
 from partita.compiler.ops.groups import OuterNesterov, OuterSgd, SumOfGroups
 from partita.compiler.ops.host import CopyOut, Prefetch, ToDevice, ToHost, WaitCopyOut, WaitPrefetch
 from partita.compiler.ops.inverse import Inverse
@@ -85,6 +86,10 @@ def i(*axes: Axis) -> Type:
     return Type("i64", axes)
 
 
+# 36 groups of scales with one factor, along the axis of blocks.
+QUANTIZED = Dequantize((Axis("m", 36 * 2 * 4), B), ("b", "m"), 4, "f64")
+
+
 def codes(*axes: Axis) -> Type:
     return Type("u8", axes)
 
@@ -116,6 +121,7 @@ class Case:
 FIXED = (
     *("python_update", "adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
     *("scatter_add", "scan", "routed_outer", "unstack", "update_rows", "scatter_max", "adagrad", "float8_dot"),
+    "four_bits",
     *("sum_of_groups", "outer_sgd", "outer_nesterov"),
 )
 
@@ -253,6 +259,7 @@ CASES: list[Case] = [
         (codes(A, B, C), codes(B, C, D, E), f(A), f(D, E)),
         differentiable=False,
     ),
+    Case("four_bits", QUANTIZED, tuple(QUANTIZED.form.types.values()), differentiable=False),
     Case("argmax", ArgMax("b"), (f(A, B, C),), differentiable=False),
     Case("first_index", FirstIndex("b"), (f(A, B, C), f(A, C)), differentiable=False),
     Case("cumsum", CumulativeSum("b"), (f(A, B, C),)),

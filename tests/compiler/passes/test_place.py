@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from partita.compiler.graph import within, without_iterations
-from partita.compiler.passes.place import KNOWN, balance, named_scopes
+from partita.compiler.naming import named_scopes
+from partita.compiler.passes.place import KNOWN, balance
 from partita.compiler.pipeline import compile_run, compile_spec
 from partita.compiler.schedules.schedule import loop_placement, ranks_of, v_placement
 from partita.dsl.diagnostic import Refused
@@ -236,7 +237,7 @@ def test_a_full_name_is_one_call_and_the_name_of_a_block_all(path: str, wanted: 
     inside = {
         scope
         for scope in FIRST | SECOND | THIRD
-        for named in named_scopes(state.forward, path.split("."))
+        for named in named_scopes(state.forward.scopes, path.split("."))
         if within(f"{scope}.", named)
     }
     assert inside == wanted
