@@ -21,6 +21,7 @@ from partita.compiler.ops.pointwise import Detach, cast, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.passes.functions import Site, lower, unified
 from partita.dsl import spec
+from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import refuse
 from partita.dsl.names.paths import DOWN, MAGNITUDE, UP
 from partita.dsl.types import Axis, Type
@@ -47,6 +48,7 @@ class Adapting:
     scopes: Sequence[Scope]
     declare: Callable[[str, spec.Parameter], Value]
     matrices: set[Value] = field(factory=set)  # that may have one
+    multiplied: dict[Value, None] = field(factory=dict)  # of these, in order
     made: dict[Value, Adapter] = field(factory=dict)
     taken: set[tuple[int, int]] = field(factory=set)  # the targets that name a matrix, by rule and position
     own: set[int] = field(factory=set)  # the nodes here that read matrices, by id
@@ -56,6 +58,8 @@ class Adapting:
         build, (x, matrix), over = site.build, site.operands, tuple(site.options["over"])
         if x in self.matrices:
             x, matrix = matrix, x
+        if matrix in self.matrices:
+            self.multiplied[matrix] = None
         adapter = self._adapter(matrix, x.type, over) if matrix in self.matrices else None
         if adapter is None:
             return lower("dot", site)
@@ -140,7 +144,9 @@ class Adapting:
             for position, path in enumerate(rule.targets):
                 if (number, position) not in self.taken:
                     message = f"`{'.'.join(path)}` is not, and contains none of, the matrices that `dot` multiplies by"
-                    raise refuse("E0409", message, rule.target_spans[position])
+                    names = dict.fromkeys(each.name.rpartition(".")[2] for each in self.multiplied)
+                    help = suggestion(path[-1], names, "these are")
+                    raise refuse("E0409", message, rule.target_spans[position], help=help)
         for node in nodes:
             for value in node.inputs:
                 if value in self.made and id(node) not in self.own:

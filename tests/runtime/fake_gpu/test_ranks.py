@@ -34,6 +34,7 @@ CASES = {
     "copies": (PLANTED / "copies.par", ("schedule=one_f_one_b(microbatches=2)",)),
     "tables": (PLANTED / "tables.par", ()),
     "experts": (SPECS / "zoo" / "mixtral.par", ("train.precision=bf16",)),
+    "four_bits": (SPECS / "zoo" / "qlora.par", ()),
     "groups": (PLANTED / "groups.par", ()),
     "offloaded_state": (PLANTED / "offload.par", ("train.clip=none",)),
     "offloaded_groups": (PLANTED / "parameters.par", ("train.sync=local(groups=4,every=1)",)),
