@@ -36,7 +36,7 @@ def checked_adapters(settings: Settings, written: tree.Adapters, known: ModelNam
         call = settings.call(rule.call, ADAPTERS, "adapter")
         if call is not None:
             rules.append(spec.AdapterRule(targets, call, rule.span, spans))
-    if not rules:
+    if not any(isinstance(rule, tree.Lora) for rule in written.rules):
         message = f"adapters `{written.name.text}` have no `lora` rule"
         report.error("E0305", message, written.span, help="`lora attention.wq -> lora(rank = 8)`")
     return Adapters(tuple(rules), tuple(freezes)) if report.errors == errors else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partita.compiler.ops.four_bits import PARTS
+from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.four_bits import forms_of
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
@@ -178,3 +181,21 @@ def test_they_begin_as_torch_begins_a_linear_layer():
     assert drawn.shape == (8, 2)
     assert drawn.abs().max() <= 8**-0.5
     assert not run.parameters()["net.into.lora_b"].any()
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("lora bias -> lora(rank = 2)", "`bias` is not, and contains none of, the matrices"),
+        ("lora into, last -> lora(rank = 2)", "`net.last` cannot have an adapter: products over other axes read it"),
+        ("lora mix.wk -> dora(rank = 2)", "`net.layer.0.mix.wk` cannot have an adapter: `multiply` reads it, too"),
+    ],
+)
+def test_what_has_no_adapter_is_refused(rules: str, message: str):
+    text = FILE.replace("last, over = inner), y)", "last, over = inner), y) + mean(dot(last, y, over = out))")
+    text = text.replace("return x +", "return x + 0 * mean(wk * wk) +").replace("KIND", "lora")
+    text = text.replace("  lora wq, mix.wv -> lora(rank = 3, alpha = 6)\n", "").replace(
+        "lora layer[1].mix.wo, into -> lora(rank = 2)", rules
+    )
+    with pytest.raises(Refused, match=re.escape(message)):
+        prepare(checked(text, "m.par", ONE))
