@@ -30,6 +30,7 @@ SPECS = resources.files("partita.specs")
 FOLDERS = (SPECS, SPECS.joinpath("zoo"))
 # In quotation marks, what a file imports or reads. What is not installed is the user's own data.
 READ = re.compile(r'"([^"\n:]+\.(?:par|npz|jsonl|py))(?::\w+)?"')
+TOKENIZER = re.compile(r'tokenizer = "(\w+)"')  # a folder
 NUMBERS = {1: "in one process", 2: "on two processes of this machine"}
 
 
@@ -139,8 +140,12 @@ def starter(name: str) -> str:
 
 def files_named_in(text: str) -> dict[str, bytes]:
     """The installed files that the text of a starter names, by their paths relative to it."""
+    names = READ.findall(text)
+    for name in TOKENIZER.findall(text):
+        inside = (folder.joinpath(name) for folder in FOLDERS)
+        names += [f"{name}/{each.name}" for folder in inside if folder.is_dir() for each in folder.iterdir()]
     contents = {}
-    for name in READ.findall(text):
+    for name in names:
         for each in (folder.joinpath(*PurePosixPath(name).parts) for folder in FOLDERS):
             if each.is_file():
                 contents[name] = each.read_bytes()
