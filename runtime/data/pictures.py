@@ -50,7 +50,8 @@ class Pictures:
     def __getitem__(self, chosen: np.ndarray) -> np.ndarray:
         """The images of some items. Raises Refused (E0603, E0617)."""
         with ThreadPoolExecutor() as pool:
-            read = np.stack([*pool.map(self._read, chosen.tolist())])
+            images = [*pool.map(self._read, chosen.tolist())]
+        read = np.array(images, np.uint8).reshape(len(chosen), self.rows, self.columns, self.colors)
         ordered = np.moveaxis(read, 3, 1) if self.colors_first else read
         return ordered.astype(np.float32) / np.float32(255) if self.floats else ordered
 
