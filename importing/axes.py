@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import chain
+from math import prod
 
 import torch
 
 from partita.dsl.syntax.lexer import DECLARATIONS
 from partita.importing.factors import Factor, Solver, found, leaves
-from partita.importing.graph import Value
-from partita.importing.writing.names import numbered
+from partita.importing.graph import Value, number
+from partita.importing.writing.names import numbered, valid
+from partita.importing.writing.tree import base
 
 INNER = re.compile(r"mlp|ffn|feed|fc|intermediate|dense|wi\b|expert")
+WIDTHS = ("embed", "ffn", "hidden", "filters")  # roles whose sizes are often multiples of each other
 WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
+
+
+# Roles whose axes are joined, beside those that are one; and roles whose axes are not one where sizes are equal.
+SYNONYMS = (("value", "key"), ("classes", "vocab"), ("source", "seq"))
+ALONE = ("batch", "seq", "source", "vocab", "part", "features")
 
 # What people call the axes of kernels, of windows, and of the places at which these stand, along one to three.
 KERNELS = (("taps",), ("kh", "kw"), ("kt", "kh", "kw"))
@@ -29,24 +38,33 @@ class Axes:
         self.names: dict[Factor, str] = {}
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
+        self.roles: dict[str, str] = {}  # what axes would be called if there were no others
         self.fixed: set[str] = set()  # over which windows stride, or whose size matters elsewhere
         for value in solver.values:
             self._vote(value, wanted)
         self._join_by_role()
         factors = [factor for value in solver.values for dim in solver.dims[value] for factor in leaves(dim)]
         factors += [factor for dims in solver.pieces.values() for dim in dims for factor in leaves(dim)]
-        certain = sorted(dict.fromkeys(factors), key=lambda each: -_best(each)[1])
-        for factor in certain:
+        best: dict[str, int] = {}  # the most votes that an axis has for a name
+        for factor in factors:
+            name, votes = _best(factor)
+            best[name] = max(votes, best.get(name, 0))
+        owners = self._owners()
+        for factor in sorted(dict.fromkeys(factors), key=lambda each: -best[_best(each)[0]]):
             _, most = _best(factor)
             # A name with a number is better than one that says something else. People do call a second sequence source.
-            likely = [n for n, votes in factor.names.most_common() if 3 * votes >= most or n == "source"]
-            self.names[factor] = self.free(likely or ["part"], factor.size)
+            likely = [n for n, votes in factor.names.most_common() if 3 * votes >= most or n == "source"] or ["part"]
+            self.names[factor] = self.free([*likely, *_owned(likely[0], owners.get(factor, ""))], factor.size)
+            self.roles[self.names[factor]] = likely[0]
         for value in solver.values:
             if value.op in ("conv", "patches"):
                 self._derive(value)
             elif value.op == "take" and value.args["ids"].constant is not None:  # places of as many as there are
                 self.fixed.update(self.of(value.args["x"])[value.args["dim"]])
         self._of_sizes()
+        for value in solver.values:
+            if value.op == "concat":
+                self._sum_up(value)
 
     def free(self, wanted: list[str], size: int) -> str:
         """The first of some names that is free, or the first with a number; an axis of this size has it from now on."""
@@ -96,6 +114,32 @@ class Axes:
             if own and own not in self.formulas and self.sizes[old[0]] == stride * self.sizes[own]:
                 self.formulas[own] = f"{old[0]} / {stride}"
 
+    def _sum_up(self, value: Value) -> None:
+        """The size of a concatenation is the sum of what is put together."""
+        axes, pieces = self.of(value)[value.args["dim"]], self.pieces(value)
+        if len(axes) == 1 and axes[0] not in self.formulas and not any(axes[0] in each for each in pieces):
+            terms = Counter(" * ".join(each) for each in pieces)
+            self.formulas[axes[0]] = " + ".join(f"{n} * {each}" if n > 1 else each for each, n in terms.items())
+
+    def related(self) -> dict[str, str]:
+        """Sizes that people write as what they are of others: widths that are several times another one, and heads that
+        a width is divided into.
+        """
+        found = dict(self.formulas)
+        for name, size in self.sizes.items():
+            role = self.roles.get(name)
+            for one in (role, "embed"):
+                if name in found or role not in WIDTHS or one is None or one == name or one in found:
+                    continue
+                if one in self.sizes and size % self.sizes[one] == 0:
+                    times = size // self.sizes[one]
+                    found[name] = f"{times} * {one}" if times > 1 else one
+        heads = [name for name in ("groups", "heads") if name in self.sizes]
+        if "key" in self.sizes and "embed" in self.sizes and heads and not {"key", "embed"} & {*found}:
+            if self.sizes["embed"] == self.sizes["key"] * prod(self.sizes[name] for name in heads):
+                found["key"] = "embed / " + (f"({' * '.join(heads)})" if len(heads) > 1 else heads[0])
+        return found
+
     def of(self, value: Value) -> list[tuple[str, ...]]:
         """The names of a value's axes, by dimension."""
         return [tuple(self.names[each] for each in axes) for axes in self.solver.axes(value)]
@@ -119,8 +163,13 @@ class Axes:
             self._vote_input(value, dims, vote, wanted.get(args["name"]))
         elif value.op == "embedding":
             table = [leaves(dim) for dim in self.solver.dims[args["table"]]]
-            fixed = args["ids"].constant is not None
-            vote(table[0], 100 if fixed else 90, "positions" if fixed else "vocab")
+            ids = args["ids"]
+            if ids.constant is not None:
+                vote(table[0], 100, "positions" if number(ids) is None else "types")
+            elif "pos" in str(args["table"].args.get("names", "")):
+                vote(table[0], 100, "positions")
+            else:
+                vote(table[0], 90, "classes" if ids.rank == 1 and base(ids).op == "input" else "vocab")
             vote(table[-1], 60, "embed")
         elif value.op == "norm":
             vote(dims[args["dims"][-1]], 20, "embed")
@@ -144,7 +193,16 @@ class Axes:
                 vote(dim, 80, name)
             for dim, name in zip(dims[2:], PLACES[value.rank - 3], strict=True):
                 vote(dim, 10, name)
-            vote(kernel[0], 5, "channels")
+            vote(kernel[0], 5, "filters" if args["groups"] == 1 else "channels")
+            if value.rank == 3:
+                for dim, name in zip(self.solver.dims[args["x"]][1:], ("channels", "frames"), strict=True):
+                    vote(leaves(dim), 160 if base(args["x"]).op == "input" else 1, name)
+        elif value.op == "concat":
+            for dim in self.solver.pieces[value]:
+                if [each.size for each in leaves(dim)] == [1]:
+                    vote(leaves(dim), 1, "one")
+        elif value.op == "slice" and base(args["x"]).op == "parameter":
+            vote(leaves(self.solver.dims[args["x"]][args["dim"]]), 50, "positions")
         elif value.op == "patches":
             count = len(args["size"])
             for dim, name in zip(dims[-count:], WINDOWS[count - 1], strict=True):
@@ -155,7 +213,8 @@ class Axes:
             table = [leaves(dim) for dim in self.solver.dims[args["w"]]]
             vote(table[0], 120, "experts")
             for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
-                vote(dim, 5, "ffn" if letter in args["out"] else "embed")
+                vote(dim, 8 if letter in args["out"] else 5, "ffn" if letter in args["out"] else "embed")
+                vote(dim, 8, "ffn", "half")
         elif value.op == "ctc_loss":
             x, targets = ([leaves(dim) for dim in self.solver.dims[args[name]]] for name in ("log_p", "targets"))
             for dim, weight, name in ((x[0], 20, "frames"), (x[2], 50, "classes"), (targets[1], 100, "labels")):
@@ -199,27 +258,63 @@ class Axes:
                     vote(leaves(dim), 3, "embed")
 
     def _join_by_role(self) -> None:
-        """Axes that people call one: those of values and of keys, of classes and of the vocabulary. They are joined if
-        they have the same size and no value has both, which changes no meaning.
+        """Axes that people call one: those of a role, such as the heads of all layers, and those of values and of keys,
+        of classes and of the vocabulary. They are joined if they have the same size, and grow alike, and no value has
+        both, which changes no meaning.
         """
-        factors = dict.fromkeys(
-            f for value in self.solver.values for dim in self.solver.dims[value] for f in leaves(dim)
-        )
-        for one, other in (("value", "key"), ("classes", "vocab"), ("source", "seq")):
-            of_one = [each for each in factors if _best(each)[0] == one]
-            of_other = [each for each in factors if _best(each)[0] == other]
-            for a in of_one:
-                b = next((each for each in of_other if each.size == a.size), None)
-                if b is not None and found(a) is not found(b) and not self._together(a, b):
+        beside: dict[Factor, set[Factor]] = {}
+        larger: dict[Factor, int] = {}
+        for value in self.solver.values:
+            dims = self.solver.axes(value)
+            every = list(dict.fromkeys(each for dim in dims for each in dim))
+            for dim, size in zip(dims, value.twin or value.shape, strict=True):
+                larger.update(dict.fromkeys(dim, size) if len(dim) == 1 else {})
+            for each in every:
+                beside.setdefault(each, set()).update(every)
+        roles: dict[str, list[Factor]] = {}
+        for each in beside:
+            roles.setdefault(_best(each)[0], []).append(each)
+        for one, other in (*((name, name) for name in roles if name not in ALONE), *SYNONYMS):
+            for a in roles.get(one, []):
+                if found(a) is not a:
+                    continue
+                for b in roles.get(other, []):
+                    if b is a or found(b) is not b or a.size != b.size or b in beside[a]:
+                        continue
+                    if larger.get(a, a.size) != larger.get(b, b.size):
+                        continue
                     self.solver.unify([a], [b], self.solver.values[0])
                     b.names[other] += sum(b.names.values())
+                    beside[b] |= beside[a]
+                    for each in [*beside[b]]:
+                        beside[each].add(b)
+                    break
 
-    def _together(self, a: Factor, b: Factor) -> bool:
+    def _owners(self) -> dict[Factor, str]:
+        """The modules that most of an axis's parameters are in, and not all of the module's."""
+        paths: dict[Factor, list[list[str]]] = {}
         for value in self.solver.values:
-            axes = [each for dim in self.solver.axes(value) for each in dim]
-            if a in axes and b in axes:
-                return True
-        return False
+            if value.op in ("parameter", "part"):
+                path = [each for each in value.source.args["names"][0].split(".")[:-1] if not each.isdigit()]
+                for each in (each for dim in self.solver.axes(value) for each in dim):
+                    paths.setdefault(each, []).append(path)
+        every = [path for each in paths.values() for path in each]
+        owners = {}
+        for factor, its in paths.items():
+            for depth in range(1, max(map(len, its)) + 1):
+                prefix, count = Counter(tuple(path[:depth]) for path in its if len(path) >= depth).most_common(1)[0]
+                if 3 * count < 2 * len(its):
+                    break
+                if any(tuple(path[:depth]) != prefix for path in every):
+                    owners[factor] = valid(prefix[-1].lower().removesuffix("_model"))
+        return owners
+
+
+def _owned(role: str, owner: str) -> list[str]:
+    """What an axis of a role is called that parameters of a module have, if others have the role as well."""
+    if not owner:
+        return []
+    return [owner if role.removesuffix("s") in owner else f"{owner}_{role}"]
 
 
 def _best(factor: Factor) -> tuple[str, int]:

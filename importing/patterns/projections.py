@@ -115,22 +115,34 @@ def _again(value: Value, x: Value, way: Sequence[tuple[Value, int, int]]) -> Val
 
 
 def _as_slice(value: Value) -> Value | None:
-    """One of the parts that a view of a projection counts, `reshape(batch, seq, 3, heads, key)`, is a slice of it."""
-    if not is_op(value, "select"):
+    """Parts that a view of a projection counts, one of `reshape(batch, seq, 3, heads, key)`, are a slice of it."""
+    if not is_op(value, "select", "slice") or value.args.get("follows"):
         return None
     x, dim = value.args["x"], value.args["dim"]
+    one = value.op == "select"
+    first, count = (value.args["index"], 1) if one else (value.args["start"], value.shape[dim])
+    if is_op(x, "view") and _wide(x.shape) == _wide(x.args["x"].shape) and x.shape[dim] > 1:
+        x, own = x.args["x"], len(_wide(x.shape[:dim]))
+        own = [i for i, size in enumerate(x.shape) if size > 1][own]
+        shape = (*x.shape[:own], *([] if one else [count]), *x.shape[own + 1 :])
+        return viewed(value, value.make(value.op, shape, x.dtype, **{**value.args, "x": x, "dim": own}))
     order = x.args["order"] if is_op(x, "permute") else list(range(x.rank))
     view, counted = (x.args["x"] if is_op(x, "permute") else x), order[dim]
-    if not is_op(view, "view"):
+    if not is_op(view, "view") or view.shape[counted] == 1:
         return None
-    source = view.args["x"]
-    last = source.rank - 1
-    if counted != last or view.shape[:last] != source.shape[:-1] or _cut(source, last) is None:
+    source, before = view.args["x"], _wide(view.shape[:counted])
+    at = next((i for i in range(source.rank) if _wide(source.shape[:i]) == before and source.shape[i] > 1), None)
+    if at is None or source.shape[at] % view.shape[counted] or _cut(source, at) is None:
         return None
-    size = source.shape[-1] // view.shape[last]
-    part = sliced(value, source, last, value.args["index"] * size, size)
-    rest = viewed(value, part, (*view.shape[:last], *view.shape[last + 1 :]))
-    return permuted(value, rest, [i - (i > counted) for i in order if i != counted])
+    size = source.shape[at] // view.shape[counted]
+    part = sliced(value, source, at, first * size, count * size)
+    rest = (*view.shape[:counted], *([] if one else [count]), *view.shape[counted + 1 :])
+    order = [i - (one and i > counted) for i in order if not one or i != counted]
+    return permuted(value, viewed(value, part, rest), order)
+
+
+def _wide(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size > 1]
 
 
 # Makes a product at a value's place, of parts of weights along a dimension.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.importing.graph import Value, is_op
+from partita.importing.graph import LEAVES, Value, is_op
 from partita.importing.normal.views import permuted, viewed
 
 
@@ -15,4 +15,16 @@ def collapsed(value: Value) -> Value | None:
     return None
 
 
-RULES = (collapsed,)
+def transposed(value: Value) -> Value | None:
+    """A product with a weight that is transposed is one with the weight, whose letters are."""
+    if value.op != "einsum":
+        return None
+    letters, xs = list(value.args["letters"]), list(value.args["xs"])
+    for i, x in enumerate(xs):
+        if is_op(x, "permute") and is_op(x.args["x"], *LEAVES):
+            own = dict(zip(x.args["order"], letters[i], strict=True))
+            letters[i], xs[i] = "".join(own[dim] for dim in range(x.rank)), x.args["x"]
+    return value.make("einsum", **{**value.args, "letters": letters, "xs": xs}) if xs != value.args["xs"] else None
+
+
+RULES = (collapsed, transposed)

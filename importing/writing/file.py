@@ -165,8 +165,8 @@ class File:
     def part_name(self, part: Value, whole: str) -> str:
         """What a part of a weight is called: after the value that is made with it."""
         bias = whole.endswith("_bias")
-        users, name = self.tree.readers(part), ""
-        for _ in range(FAR):
+        users, name = self.tree.readers(part), self._attended(part)
+        for _ in range(FAR * (not name)):
             name = next((self.called[user] for user in users if user in self.called), "")
             if name or len({*users}) != 1 or (users[0].op == "pointwise" and len(users[0].inputs) > 2):
                 break
@@ -177,6 +177,18 @@ class File:
         if len(name) == 1:
             return f"{'b' if bias else 'w'}{name}"
         return f"{name}_bias" if bias else f"w_{name}"
+
+    def _attended(self, part: Value) -> str:
+        """`q`, `k` or `v`, where the one thing that is made of a part is that of an attention."""
+        value = part
+        for _ in range(FAR):
+            users = self.tree.readers(value)
+            if len(users) != 1:
+                return ""
+            if users[0].op == "attend":
+                return next(name for name in "qkv" if base(users[0].args[name]) is value)
+            value = users[0]
+        return ""
 
     def _gated(self, part: Value) -> str:
         """What people call a part of a gated unit: the `gate`, of which a function is taken, or `up`."""
@@ -275,7 +287,7 @@ class File:
         name = next(
             each
             for each in names
-            if self.blocks.get(each, text) == text and each not in self.axes.sizes and each not in self.declared
+            if self.blocks.get(each, text) == text and each not in self.declared
         )
         self.blocks[name] = text
         return name

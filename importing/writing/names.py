@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
 from partita.dsl.functions.signatures import FUNCTIONS
-from partita.dsl.syntax.lexer import language
+from partita.dsl.syntax.lexer import RESERVED_WORDS
 from partita.importing.graph import Line, Value
 from partita.importing.writing.tree import Scope, Tree, base
 
@@ -30,7 +30,7 @@ SHORT = {
     "query": "q",
     "value": "v",
 }
-RESERVED = {*language().words, *FUNCTIONS}
+RESERVED = {*RESERVED_WORDS, "state", "grad", "all", "auto", "and", "or", "not"}
 
 
 def called(tree: Tree) -> dict[Value, str]:
@@ -73,8 +73,14 @@ def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) ->
         names.setdefault(base(value), SHORT.get(name, name))
 
 
+def block_name(kind: str, roots: Sequence[str], model: str) -> str:
+    """A block's name, of its class; with that of the model, where the language has the name itself."""
+    name = snake(kind, roots)
+    return f"{model}_{name.rstrip('_')}" if name.endswith("_") or name in FUNCTIONS else name
+
+
 def snake(kind: str, roots: Sequence[str] = ()) -> str:
-    """A block's name, of its class: `Qwen3MLP` is `mlp` in a `Qwen3Model`."""
+    """A class's name as one of a value: `Qwen3MLP` is `mlp` in a `Qwen3Model`."""
     name = kind
     for root in roots:
         length = 0

@@ -15,7 +15,7 @@ from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
-from partita.importing.writing.names import numbered, snake, valid
+from partita.importing.writing.names import block_name, numbered, valid
 from partita.importing.writing.tree import Scope, Tree, base, made_of
 from partita.importing.writing.writer import Writer
 
@@ -266,7 +266,7 @@ class Program:
         if len(texts) == 1 and inner.lines and inner.lines[-1].startswith(f"let {texts[0]} = "):
             texts = [inner.lines.pop().removeprefix(f"let {texts[0]} = ")]
         inner.lines.append(f"return {', '.join(texts)}")
-        wanted, head = snake(scope.kind, self.roots), ", ".join(heads)
+        wanted, head = block_name(scope.kind, self.roots, self.model.name), ", ".join(heads)
         if calls:
             shared = self.file.shared(scope.path, scope.path, wanted, head, inner, body)
             if shared is None:
@@ -547,7 +547,7 @@ class Program:
         blocks = [f"block {name}{text}" for name, text in self.file.blocks.items() if self._is_used(name)]
         frozen = self._frozen()
         whole = [*blocks, model, *frozen]
-        parts = [self._axes_line("\n".join([*whole, *weights])), self._constants_line("\n".join(whole)), *whole]
+        parts = [self._axes_line("\n".join([model, *whole, *weights])), self._constants_line("\n".join(whole)), *whole]
         rule = "rules" if frozen else "adamw(lr = 1e-3)"
         parts.append(f"train {{\n  data = random()\n  optimizer = {rule}\n  steps = 100\n}}")
         parts.append("weights hf {\n" + "\n".join(weights) + "\n}")
@@ -590,20 +590,13 @@ class Program:
         return f"sample {name}: {'' if dtype == 'f32' else dtype}[{', '.join(flat)}] ~ {value.args['draw']}"
 
     def _axes_line(self, text: str) -> str:
-        used = [name for name in self.file.axes.sizes if re.search(rf"\b{name}\b", text)]
-        for name in list(used):  # axes that formulas of others name
-            used += [
-                each for each in re.findall(r"[A-Za-z]\w*", self.file.axes.formulas.get(name, "")) if each not in used
-            ]
-        order = sorted(used, key=lambda name: name in self.file.axes.formulas)
-        sizes = []
-        for name in order:
-            size = self.file.axes.formulas.get(name)
-            embed = self.file.axes.sizes.get("embed")
-            if size is None and name == "ffn" and embed and "embed" in used and self.file.axes.sizes[name] % embed == 0:
-                size = f"{self.file.axes.sizes[name] // embed} * embed"
-            sizes.append(f"{name} = {size or self.file.axes.sizes[name]}")
-        return f"axis {', '.join(sizes)}"
+        """All axes that the text has, in its order, with those that formulas of others name."""
+        sizes, formulas = self.file.axes.sizes, self.file.axes.related()
+        used = [name for name in dict.fromkeys(re.findall(r"[A-Za-z]\w*", text)) if name in sizes]
+        for name in used:
+            named = re.findall(r"[A-Za-z]\w*", formulas.get(name, ""))
+            used += [each for each in named if each not in used]
+        return f"axis {', '.join(f'{name} = {formulas.get(name) or sizes[name]}' for name in used)}"
 
     def _constants_line(self, text: str) -> str:
         used = {name: value for name, value in self.file.constants.items() if re.search(rf"\b{name}\b", text)}
