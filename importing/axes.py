@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from copy import copy
 from itertools import chain
 from math import prod
 
@@ -65,6 +66,12 @@ class Axes:
         for value in solver.values:
             if value.op == "concat":
                 self._sum_up(value)
+
+    def copy(self) -> Axes:
+        """The same names, to which a file adds its own."""
+        made = copy(self)
+        made.sizes, made.formulas, made.fixed = dict(self.sizes), dict(self.formulas), set(self.fixed)
+        return made
 
     def free(self, wanted: list[str], size: int) -> str:
         """The first of some names that is free, or the first with a number; an axis of this size has it from now on."""
@@ -201,6 +208,13 @@ class Axes:
             for dim in self.solver.pieces[value]:
                 if [each.size for each in leaves(dim)] == [1]:
                     vote(leaves(dim), 1, "one")
+        elif value.op == "pointwise" and args["function"] == "cos":
+            vote(dims[-1], 2, "frequencies")
+        elif value.op == "enlarge":
+            for dim in self.solver.dims[args["x"]][3::2]:
+                vote(leaves(dim), 1, "copies")
+            for dim, name in zip(dims[2:], ("height", "width"), strict=False):
+                vote(dim, 1, name)
         elif value.op == "slice" and base(args["x"]).op == "parameter":
             vote(leaves(self.solver.dims[args["x"]][args["dim"]]), 50, "positions")
         elif value.op == "patches":
@@ -314,7 +328,9 @@ def _owned(role: str, owner: str) -> list[str]:
     """What an axis of a role is called that parameters of a module have, if others have the role as well."""
     if not owner:
         return []
-    return [owner if role.removesuffix("s") in owner else f"{owner}_{role}"]
+    if role.removesuffix("s") in owner:
+        return [owner]
+    return [f"{owner}_{role}"] if len(owner) <= 10 else []
 
 
 def _best(factor: Factor) -> tuple[str, int]:

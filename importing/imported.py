@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from partita.importing import rules
+from partita.importing.axes import Axes
 from partita.importing.capture import capture
 from partita.importing.factors import RULES, Solver
 from partita.importing.graph import FLOATS, Captured, NotUnderstood, Value, number, order, rewritten
@@ -22,6 +23,7 @@ from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.sizes import of_sizes, sized
 from partita.importing.writing.file import TABLES
+from partita.importing.writing.known import Known
 from partita.importing.writing.names import snake
 from partita.importing.writing.program import CallsDiffer, Program
 from partita.importing.writing.tree import VIEWS
@@ -102,14 +104,16 @@ def _imported(
         _with_twins(graph.written, twin.written, scaled)
     solver = Solver(graph.written)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-    inlined: set[str] = set()
+    named, known = Axes(solver, dict(axes or {})), Known()
     while True:
-        program = Program(graph, solver, name or snake(type(module).__name__), state, dict(axes or {}), inlined)
+        program = Program(graph, named, name or snake(type(module).__name__), state, known)
         try:
             text = f"# Outputs beside the loss are left out: {left_out}\n\n" * bool(left_out) + program.text()
-            return Imported(text, graph, program, left_out)
         except CallsDiffer as error:
-            inlined.add(error.path)
+            known.inlined.add(error.path)
+            continue
+        if not program.learned():
+            return Imported(text, graph, program, left_out)
 
 
 def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = ()) -> list[Value]:

@@ -594,7 +594,9 @@ def _upsample(value: Value, a: Arguments) -> Value:
         split += [size, larger // size]
         one += [size, 1]
     repeated = value.make("expand", split, x.dtype, x=viewed(value, x, tuple(one)))
-    return viewed(value, repeated)
+    made = value.make("enlarge", value.shape, x.dtype, x=repeated)
+    made.constant = value.constant
+    return made
 
 
 @aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_bicubic2d.vec")

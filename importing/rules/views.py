@@ -35,6 +35,29 @@ def _say_view(write: Writer, value: Value) -> Said:
     return evolve(x, dims=tuple(dims))
 
 
+@factors("enlarge")
+def _enlarge(solver: Solver, value: Value) -> list[Dim]:
+    """Larger dimensions, which are axes of their own: places of an image are none of a smaller one's."""
+    dims = solver.dims[value.args["x"]]
+    pairs = zip(value.shape[2:], dims[2::2], dims[3::2], strict=True)
+    return [*dims[:2], *(solver.fresh([size])[0] if own and copies else own or copies for size, own, copies in pairs)]
+
+
+@says("enlarge")
+def _say_enlarge(write: Writer, value: Value) -> Said:
+    x, names = write(value.args["x"]), write.names_of(value)
+    x = write.expanded(x, [name for dim in x.dims[2:] for name in dim if name not in x.axes])
+    dims = list(x.dims[:2])
+    for i, new in enumerate(names[2:]):
+        old = (*x.dims[2 * i + 2], *x.dims[2 * i + 3])
+        if x.dims[2 * i + 2] and x.dims[2 * i + 3]:
+            axes = tuple(new[0] if name == old[0] else name for name in x.axes if name not in old[1:])
+            x = evolve(x, text=call("merge", x.text, f"[{', '.join(old)}] -> {new[0]}"), axes=axes, binds=0)
+            old = new
+        dims.append(old)
+    return evolve(x, dims=tuple(dims))
+
+
 @factors("permute")
 def _permute(solver: Solver, value: Value) -> list[Dim]:
     return [solver.dims[value.args["x"]][dim] for dim in value.args["order"]]

@@ -11,11 +11,12 @@ from string import ascii_lowercase
 import torch
 
 from partita.importing.axes import Axes
-from partita.importing.factors import Solver, place_of
+from partita.importing.factors import place_of
 from partita.importing.graph import Value
 from partita.importing.rows import stored
 from partita.importing.said import number_text
 from partita.importing.writing.body import Body
+from partita.importing.writing.known import Expressions
 from partita.importing.writing.names import called, numbered, valid
 from partita.importing.writing.tree import Tree, base
 
@@ -31,13 +32,12 @@ def _text(head: str, inner: Body) -> str:
 class File:
     """What is written so far, of a graph whose axes are solved. `state` is what the module saves."""
 
-    def __init__(
-        self, solver: Solver, tree: Tree, state: dict[str, torch.Tensor], wanted: dict[str, list[str]]
-    ) -> None:
-        self.solver, self.tree, self.state = solver, tree, state
-        self.axes = Axes(solver, wanted)
+    def __init__(self, axes: Axes, tree: Tree, state: dict[str, torch.Tensor]) -> None:
+        self.solver, self.tree, self.state = axes.solver, tree, state
+        self.axes = axes.copy()
+        self.expressions = Expressions()
         self.called = called(tree)
-        self.inputs = {value.args["name"] for value in solver.values if value.op == "input"}
+        self.inputs = {value.args["name"] for value in axes.solver.values if value.op == "input"}
         self.constants: dict[str, float] = {}
         self.blocks: dict[str, str] = {}
         self.seconds: dict[str, str] = {}
@@ -71,14 +71,16 @@ class File:
             made.append(self.apart(own, {name for each in made for name in each}))
         return made
 
-    def merged(self, names: Names) -> str:
+    def merged(self, names: Names, wanted: str = "places") -> str:
         """The axis that several are merged into; one is itself, and none an axis of size 1."""
         if len(names) == 1:
             return names[0]
         if names not in self.merges:
             size = prod(self.axes.sizes[name] for name in names)
-            self.merges[names] = self.axes.free(["places" if len(names) > 1 else "one"], size)
-            self.axes.formulas[self.merges[names]] = " * ".join(names)
+            if wanted in self.axes.formulas or self.axes.sizes.get(wanted) != size or wanted == "places":
+                wanted = self.axes.free([wanted if len(names) > 1 else "one"], size)
+                self.axes.formulas[wanted] = " * ".join(names)
+            self.merges[names] = wanted
         return self.merges[names]
 
     def unit(self, number: int) -> str:

@@ -10,18 +10,18 @@ import torch
 from attrs import evolve
 
 from partita.dsl.syntax.format import format_text
-from partita.importing.factors import Solver
+from partita.importing.axes import Axes
 from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
+from partita.importing.writing.known import Known
 from partita.importing.writing.names import block_name, numbered, valid
 from partita.importing.writing.tree import Scope, Tree, base, made_of
 from partita.importing.writing.writer import Writer
 
+SPARE = ("h", "y", "z", "u", "p", "r")  # names of values that have none
 INPUTS = ("x", "y", "z", "u", "w")
-# Values of these operations are statements, where the module's source has a name for them.
-HEAVY = ("einsum", "embedding", "conv")
 LONG = 4  # operations of an expression that is not written twice
 
 
@@ -37,17 +37,12 @@ class Program:
     """Writes the calls of modules as blocks and repeats; of modules that are `inlined`, what they compute in place."""
 
     def __init__(
-        self,
-        graph: Captured,
-        solver: Solver,
-        name: str,
-        state: dict[str, torch.Tensor],
-        wanted: dict[str, list[str]],
-        inlined: Collection[str] = (),
+        self, graph: Captured, axes: Axes, name: str, state: dict[str, torch.Tensor], known: Known | None = None
     ) -> None:
-        self.graph, self.solver, self.inlined = graph, solver, inlined
+        self.graph, self.solver, self.known = graph, axes.solver, known or Known()
+        solver, self.inlined = axes.solver, self.known.inlined
         self.tree = Tree(solver.values, solver.users, graph.returned)
-        self.file = File(solver, self.tree, state, wanted)
+        self.file = File(axes, self.tree, state)
         # A parameter is called like its module, and a value gives way.
         modules = {part for path in state for part in path.split(".")}
         self.called = {value: name for value, name in self.file.called.items() if name not in modules}
@@ -65,15 +60,31 @@ class Program:
         self.samples = [value for value in solver.values if value.op == "input" and "draw" in value.args]
         self.kept = self._kept()
 
+    def learned(self) -> bool:
+        """Whether the text, which is written, is to be written again with what is known now."""
+        cut = self.file.expressions.cuts(self._can_be_named) - self.known.cut
+        self.known.cut |= cut
+        return bool(cut)
+
     # ------------------------------------------------------------ what is a statement
+
+    def _can_be_named(self, value: Value) -> bool:
+        """Whether a value is one of the program, and no product whose bias is still to be added."""
+        if value not in self.tree.home:
+            return False
+        readers = self.tree.readers(value)
+        biased = len(readers) == 1 and readers[0].op == "pointwise" and readers[0].args["function"] == "add"
+        return not (biased and any(base(each).op in ("parameter", "part") for each in readers[0].inputs))
 
     def _kept(self) -> set[Value]:
         """Values that are bound: those that several read, what layers hand on, and what has a name where it matters."""
         kept: set[Value] = set()
+        attended = {base(value.args[name]): name for value in self.tree.values if value.op == "attend" for name in "vkq"}
+        self.called = {**attended, **self.called}
         for value in self.tree.values:
             sites = self._sites(value)
             several = len(sites) != 1 or self.tree.is_output(value)
-            named = value.op in ("attend", "top") or (value in self.called and self._is_heavy(value))
+            named = value.op in ("attend", "top") or value in attended or value in self.known.cut
             squared = not several and sites[0] in self.tree.readers(value) and self._is_long_twice(value, kept)
             if several or named or squared or self._are_apart(value, sites[0]):
                 kept.add(value)
@@ -96,14 +107,6 @@ class Program:
     def _are_apart(self, value: Value, site: Value | Scope) -> bool:
         """Whether a value is read in another layer than that which makes it."""
         return self._layers(value) != self._layers(self.tree.readers(value)[0], site)
-
-    def _is_heavy(self, value: Value) -> bool:
-        """Whether a value is a product, a product with its bias, or a function of a convolution with its bias."""
-        if value.op in HEAVY or value.op != "pointwise":
-            return value.op in HEAVY
-        inner = [base(each) for each in value.inputs]
-        beyond = inner[0].inputs if len(inner) == 1 and inner[0].op == "pointwise" else []
-        return any(each.op in HEAVY for each in inner) or any(base(each).op == "conv" for each in beyond)
 
     def _sites(self, value: Value) -> list[Value | Scope]:
         """Where a value is read: by values, or by calls of blocks."""
@@ -192,7 +195,7 @@ class Program:
 
     def _free(self, wanted: str, value: Value, body: Body) -> str:
         wanted = valid(wanted)
-        for name in (wanted, "h", "y", "z", *(f"{wanted}_{n}" for n in range(2, 100))):
+        for name in (wanted, *SPARE, *(f"{wanted}_{n}" for n in range(2, 100))):
             old = body.bound.get(name)
             mine = name in body.bound and (old is None or self._is_read_after(old, value, body))
             outer = name not in body.bound and any(name in each.bound for each in list(body.around())[1:])
@@ -252,8 +255,9 @@ class Program:
         inner = Body("block", [scope], body)
         outer = Writer(self.file, body)
         heads, given = [], []
-        for i, value in enumerate(inputs):
-            said = outer(value)
+        with self.file.expressions.of(outputs[0]) as written:
+            arguments = [outer(value) for value in inputs]
+        for i, (value, said) in enumerate(zip(inputs, arguments, strict=True)):
             name = INPUTS[i] if i < len(INPUTS) else f"x_{i}"
             given.append(said.text)
             axes = self._memory_order(said)
@@ -274,6 +278,7 @@ class Program:
             text = call(shared[0], *given, *shared[1:])
         else:
             text = call(self.file.block(wanted, head, inner, body), *given)
+        written(text)
         if len(outputs) == 1:
             (made,) = outputs
             said = evolve(results[0], text=text, binds=CALL)
@@ -564,7 +569,8 @@ class Program:
         text, names = name, self.file.distinct(self.file.axes.of(value))
         for i, own in enumerate(names):
             if own:
-                dims.append(self.file.merged(own))
+                usual = {2: "height", 3: "width"}.get(i, "") if value.rank == 4 else ""
+                dims.append(self.file.merged(own, usual or "places"))
             if len(own) > 1:
                 text = call("split", text, f"{dims[-1]} -> [{', '.join(own)}]")
             if not own:

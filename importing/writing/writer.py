@@ -35,6 +35,8 @@ class Writer:
             return Said(number_text(value), dtype="number")
         known = self.body.lookup(value)
         if known is not None:
+            if not known.text.isidentifier():
+                self.file.expressions.read(value)
             return known
         uniform = number(value)
         if uniform is not None and value.op not in LEAVES:
@@ -44,7 +46,10 @@ class Writer:
         saying = SAYINGS.get(value.op)
         if saying is None:
             raise value.refuse(f"`{value.op}` is not in the language")
-        return saying(self, value)
+        with self.file.expressions.of(value) as written:
+            said = saying(self, value)
+            written(said.text)
+        return said
 
     def _of_sizes(self, number: Sized) -> Said:
         """A number that is computed of sizes."""
