@@ -42,6 +42,8 @@ def _say_attend(write: Writer, value: Value) -> Said:
     v, _ = write.single(write(args["v"]), [-2])
     one_q, (query, _) = write.single(q, [-2, -1])
     lower = {"causal": True if args["causal"] else None, "window": args["window"]}
+    if args["causal"] and query == over and args["window"] is None and write.differ(value, "window"):
+        lower["window"] = f"size({over})"  # so that it is the same block as that with a window
     tables = {name: args[name] for name in ("mask", "bias") if args[name] is not None}
     extra: dict[str, str] = {}
     if tables and query == over:
@@ -94,7 +96,7 @@ def _say_rope(write: Writer, value: Value) -> Said:
     base, part = value.args["base"], value.args["part"]
     options = {
         "scaling": value.args["scaling"],
-        "base": write.constant("base", base) if base != 10_000 else None,
+        "base": write.constant("base", base) if base != 10_000 or write.differ(value, "base") else None,
         "interleaved": True if value.args["interleaved"] else None,
         "part": None if part == 1 else number_text(part),
     }

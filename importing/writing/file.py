@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import chain, zip_longest
 from math import prod
-from string import ascii_lowercase
 
 import torch
 
@@ -14,7 +12,8 @@ from partita.importing.axes import Axes
 from partita.importing.factors import place_of
 from partita.importing.graph import Value
 from partita.importing.rows import stored
-from partita.importing.said import number_text
+from partita.importing.said import call, number_text
+from partita.importing.writing.blocks import Blocks, Form
 from partita.importing.writing.body import Body
 from partita.importing.writing.known import Expressions
 from partita.importing.writing.names import called, numbered, valid
@@ -32,14 +31,15 @@ def _text(head: str, inner: Body) -> str:
 class File:
     """What is written so far, of a graph whose axes are solved. `state` is what the module saves."""
 
-    def __init__(self, axes: Axes, tree: Tree, state: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, axes: Axes, tree: Tree, state: dict[str, torch.Tensor], forms: dict[str, list[Form]]
+    ) -> None:
         self.solver, self.tree, self.state = axes.solver, tree, state
-        self.axes = axes.copy()
+        self.axes, self.constants = axes.copy(), dict[str, float]()
         self.expressions = Expressions()
         self.called = called(tree)
         self.inputs = {value.args["name"] for value in axes.solver.values if value.op == "input"}
-        self.constants: dict[str, float] = {}
-        self.blocks: dict[str, str] = {}
+        self.blocks = Blocks(self.axes.sizes, self.constants, forms)
         self.seconds: dict[str, str] = {}
         self.merges: dict[Names, str] = {}
         self.units: list[str] = []
@@ -50,6 +50,12 @@ class File:
         self.written: set[Value] = set()  # constants that are tables
 
     # ------------------------------------------------------------ axes and constants
+
+    def without_axes(self, text: str) -> str:
+        """A text in which all axes have names of the same length, so that blocks that differ in axes have the same
+        lines.
+        """
+        return re.sub(r"\w+", lambda word: "axis" if word[0] in self.axes.sizes else word[0], text)
 
     def another(self, name: str) -> str:
         """Another axis of the same size."""
@@ -238,15 +244,16 @@ class File:
 
     def is_called(self, name: str) -> bool:
         """Whether a block has a name, or one of its calls, which are numbered."""
-        return name in self.blocks or re.sub(r"_\d+$", "", name) in self.blocks
+        return name in self.blocks.texts or re.sub(r"_\d+$", "", name) in self.blocks.texts
 
-    def block(self, wanted: str, head: str, inner: Body, body: Body) -> str:
-        """A call of a block with this text; the name of the block."""
-        name = self.defined(wanted, head, inner)
+    def block(self, wanted: str, given: Sequence[str], head: str, inner: Body, body: Body) -> str:
+        """A call of a block with this text, with these values."""
+        called, numbers = self.blocks.defined(wanted, _text(head, inner), self.declared)
+        name = called.partition("⟦")[0]
         before = body.calls.setdefault(name, [])
         before.append(inner)
         inner.name = name if len(before) == 1 else f"{name}_{len(before)}"
-        return name
+        return call(called, *given, *numbers)
 
     def shared(self, key: str, path: str, wanted: str, head: str, inner: Body, body: Body) -> tuple[str, ...] | None:
         """What the calls of a module share that is at a path: a name, and the axes that this call renames. None if it
@@ -254,42 +261,15 @@ class File:
         """
         known = body.shared.get(key)
         if known is not None:
-            pairs = self._differing(self.blocks[known[1]], _text(head, inner))
-            return None if pairs is None else (known[0], *(f"{one} -> {other}" for one, other in pairs.items()))
+            pairs = self.blocks.renamed(self.blocks.texts[known[1]], _text(head, inner))
+            return None if pairs is None else (known[0], *pairs)
         usual = valid(re.sub(r".*\.(?=\D)", "", path).replace(".", "_"))
-        block = self.defined(wanted if wanted != usual or wanted in self.blocks else f"{wanted}_block", head, inner)
-        name = next(n for n in numbered(usual) if n not in self.blocks and n not in self.axes.sizes and body.is_free(n))
+        wanted = wanted if wanted != usual or wanted in self.blocks.texts else f"{wanted}_block"
+        text = _text(head, inner)
+        block = next(each for each in numbered(wanted) if self.blocks.texts.setdefault(each, text) == text)
+        taken = (self.blocks.texts, self.axes.sizes)
+        name = next(n for n in numbered(usual) if not any(n in names for names in taken) and body.is_free(n))
         body.shared[key] = name, block
         inner.name = name
         body.calls[name] = [inner]
         return (name,)
-
-    def _differing(self, first: str, other: str) -> dict[str, str] | None:
-        """The axes that another text of a block has instead, also in the blocks that it calls; None if more differs."""
-        pairs: dict[str, str] = {}
-        for one, its in zip_longest(*(re.split(r"(\W+)", text) for text in (first, other))):
-            found: dict[str, str] | None = {one: its}
-            if one != its and one in self.blocks and its in self.blocks:
-                found = self._differing(self.blocks[one], self.blocks[its])
-            elif one not in self.axes.sizes or its not in self.axes.sizes:
-                found = {} if one == its else None
-            if found is None or any(pairs.setdefault(each, of) != of for each, of in found.items()):
-                return None
-        if len(set(pairs.values())) < len(pairs):
-            return None
-        return {one: its for one, its in pairs.items() if one != its}
-
-    def defined(self, wanted: str, head: str, inner: Body) -> str:
-        """The name of a block with this text."""
-        text = _text(head, inner)
-        letters = (
-            f"{wanted}_{first}{last}" for first in ("", *ascii_lowercase) for last in ascii_lowercase[not first :]
-        )
-        names = chain([wanted], letters)
-        name = next(
-            each
-            for each in names
-            if self.blocks.get(each, text) == text and each not in self.declared
-        )
-        self.blocks[name] = text
-        return name

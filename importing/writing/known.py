@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from attrs import Factory, define
 
 from partita.importing.graph import Value
+from partita.importing.writing.blocks import Form
 
 LINE = 90  # characters of an expression that is read in one line
 SHORT = 20  # characters of an expression that stands where it is used
@@ -69,9 +70,10 @@ class Expressions:
 
 @define
 class Known:
-    """What passes over a module have found: modules whose calls differ, which are written in place, and values that
-    have names.
+    """What passes over a module have found: modules whose calls differ, which are written in place, values that have
+    names, and blocks that are called with numbers.
     """
 
     inlined: set[str] = Factory(set)
     cut: set[Value] = Factory(set)
+    forms: dict[str, list[Form]] = Factory(dict)  # texts of blocks

@@ -13,6 +13,7 @@ from partita.dsl.syntax.format import format_text
 from partita.importing.axes import Axes
 from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value
 from partita.importing.said import CALL, Said, call, number_text
+from partita.importing.writing.blocks import placed
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.known import Known
@@ -42,7 +43,7 @@ class Program:
         self.graph, self.solver, self.known = graph, axes.solver, known or Known()
         solver, self.inlined = axes.solver, self.known.inlined
         self.tree = Tree(solver.values, solver.users, graph.returned)
-        self.file = File(axes, self.tree, state)
+        self.file = File(axes, self.tree, state, self.known.forms)
         # A parameter is called like its module, and a value gives way.
         modules = {part for path in state for part in path.split(".")}
         self.called = {value: name for value, name in self.file.called.items() if name not in modules}
@@ -64,7 +65,7 @@ class Program:
         """Whether the text, which is written, is to be written again with what is known now."""
         cut = self.file.expressions.cuts(self._can_be_named) - self.known.cut
         self.known.cut |= cut
-        return bool(cut)
+        return bool(cut) or self.file.blocks.learned()
 
     # ------------------------------------------------------------ what is a statement
 
@@ -277,8 +278,8 @@ class Program:
                 raise CallsDiffer(scope.path)
             text = call(shared[0], *given, *shared[1:])
         else:
-            text = call(self.file.block(wanted, head, inner, body), *given)
-        written(text)
+            text = self.file.block(wanted, given, head, inner, body)
+        written(self.file.without_axes(text))
         if len(outputs) == 1:
             (made,) = outputs
             said = evolve(results[0], text=text, binds=CALL)
@@ -411,11 +412,13 @@ class Program:
 
     def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """The text that each layer would be, as the body of a repeat; without any effect."""
-        blocks, constants = dict(self.file.blocks), dict(self.file.constants)
+        blocks, constants = dict(self.file.blocks.texts), dict(self.file.constants)
         around = [(each, dict(each.shared), dict(each.calls), dict(each.parameters)) for each in body.around()]
         names = self._carried(run, handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
-        self.file.blocks, self.file.constants = blocks, constants
+        for own, before in ((self.file.blocks.texts, blocks), (self.file.constants, constants)):
+            own.clear()
+            own.update(before)
         for each, shared, calls, parameters in around:
             each.shared, each.calls, each.parameters = shared, calls, parameters
         return texts
@@ -453,7 +456,10 @@ class Program:
             for name, value, first in zip(names, handed[j][0], handed[0][0], strict=True):
                 inner.said[value] = self._handed(name, value, outer(first))
                 inner.bound[name] = value
-            self.write(run[j], inner)
+            if period == 1 or run[j].is_torch:
+                self.write(run[j], inner)
+            else:
+                self._call(run[j], inner)
             writer = Writer(self.file, inner)
             results = [writer(value) for value in handed[j][1]]
             for name, value, said in zip(names, handed[j][1], results, strict=True):
@@ -547,9 +553,10 @@ class Program:
                 made = writer(value)
                 body.outputs.append(f"output {name} = {made.text}")
                 self.shown.append(made.dims)
-        model = f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}"
+        model = placed(f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}")
         weights = self._weights()
-        blocks = [f"block {name}{text}" for name, text in self.file.blocks.items() if self._is_used(name)]
+        texts = {name: placed(text) for name, text in self.file.blocks.texts.items()}
+        blocks = [f"block {name}{text}" for name, text in texts.items() if _is_used(name, [*texts.values(), model])]
         frozen = self._frozen()
         whole = [*blocks, model, *frozen]
         parts = [self._axes_line("\n".join([model, *whole, *weights])), self._constants_line("\n".join(whole)), *whole]
@@ -557,11 +564,6 @@ class Program:
         parts.append(f"train {{\n  data = random()\n  optimizer = {rule}\n  steps = 100\n}}")
         parts.append("weights hf {\n" + "\n".join(weights) + "\n}")
         return format_text("\n\n".join(part for part in parts if part))
-
-    def _is_used(self, name: str) -> bool:
-        others = [text for other, text in self.file.blocks.items() if other != name]
-        called = re.compile(rf"\b{name}\(|share \w+ = {name}\b")
-        return any(called.search(text) for text in (*others, self.model.text))
 
     def _input(self, name: str, value: Value, body: Body) -> str:
         """An input's declaration. Merged axes are split, and of an axis of size 1 the one element is taken."""
@@ -680,6 +682,11 @@ class Program:
         if not frozen:
             return []
         return [f"optimizer rules {{\n  freeze {', '.join(frozen)}\n  update all -> adamw(lr = 1e-3)\n}}"]
+
+
+def _is_used(name: str, texts: Sequence[str]) -> bool:
+    called = re.compile(rf"\b{name}\(|share \w+ = {name}\b")
+    return any(called.search(text) for text in texts)
 
 
 def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:

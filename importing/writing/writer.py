@@ -48,7 +48,7 @@ class Writer:
             raise value.refuse(f"`{value.op}` is not in the language")
         with self.file.expressions.of(value) as written:
             said = saying(self, value)
-            written(said.text)
+            written(self.file.without_axes(said.text))
         return said
 
     def _of_sizes(self, number: Sized) -> Said:
@@ -109,6 +109,12 @@ class Writer:
             one = next(unit for unit in units if unit not in (*taken, *made))
             made.append(self.merged_name(names) if names else one)
         return made
+
+    def differ(self, value: Value, name: str) -> bool:
+        """Whether an argument of an operation is another one in other calls of the same module's class."""
+        scopes = self.file.tree.kinds[self.file.tree.home[value].call.kind]
+        same = (each for scope in scopes for each in scope.values if each.op == value.op)
+        return len({each.args[name] for each in same}) > 1
 
     def computed(self, name: str, formula: str, size: int) -> str:
         """An axis whose size others say."""
@@ -322,7 +328,7 @@ class Writer:
         if value.op == "part" and not body.is_free(wanted):
             wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
         wanted = f"{wanted}_weight" if self.file.is_called(wanted) else wanted
-        name = next(n for n in numbered(wanted) if body.is_free(n) and n not in self.file.blocks)
+        name = next(n for n in numbered(wanted) if body.is_free(n) and n not in self.file.blocks.texts)
         self.file.declared.add(name)
         keyword = "buffer" if value.op in ("buffer", "table") else "param"
         dtype = "" if value.is_float else "i64"
@@ -370,7 +376,7 @@ class Writer:
                 if shared is None:
                     raise value.refuse("calls of a module that differ in more than their axes")
                 return call(shared[0], *given, *shared[1:])
-        return call(self.file.block(name, head, inner, self.body), *given)
+        return self.file.block(name, given, head, inner, self.body)
 
     def update(self, value: Value) -> str:
         """The statement that changes a buffer."""
