@@ -200,6 +200,9 @@ def masks(value: Value) -> Value | None:
         return None
     args = dict(value.args)
     bias = args["bias"]
+    if (xs := applied(bias, "where")) is not None and _low(xs[2]) and number(xs[1]) is None:
+        args["bias"], args["mask"] = xs[1], xs[0] if args["mask"] is None else _both(args["mask"], xs[0])
+        return masks(made := value.make("attend", **args)) or made
     if isinstance(bias, Value) and bias.constant is not None and mask_of(bias.constant) is not None:
         args["bias"], known = None, bias
         allowed = known.make("constant", known.shape, torch.bool, name="")
@@ -222,6 +225,28 @@ def masks(value: Value) -> Value | None:
     return value.make("attend", **args)
 
 
+def scaled(value: Value) -> Value | None:
+    """Queries that are multiplied by a number: so are the scores."""
+    if value.op != "attend":
+        return None
+    q, way = value.args["q"], []
+    while is_op(q, "view", "permute"):
+        way.append(q)
+        q = q.args["x"]
+    found = next(((x, number(c)) for x, c in either(q, "multiply") if number(c) and isinstance(x, Value)), None)
+    if found is None:
+        return None
+    made, factor = found
+    if made.shape != q.shape:
+        return None
+    for each in reversed(way):
+        made = each.make(each.op, each.shape, made.dtype, **{**each.args, "x": made})
+    usual = made.shape[-1] ** -0.5
+    scale = (usual if value.args["scale"] is None else value.args["scale"]) * float(factor or 1.0)
+    same = abs(scale - usual) < 1e-6 * usual
+    return value.make("attend", **{**value.args, "q": made, "scale": None if same else scale})
+
+
 def _both(one: Value, other: Value) -> Value:
     return one.make("pointwise", _joined(one, other), function="and", xs=[one, other])
 
@@ -236,4 +261,4 @@ def _conjunction(mask: Any) -> list[Value]:
     return [*_conjunction(xs[0]), *_conjunction(xs[1])]
 
 
-RULES = (shifted, written_out, masks)
+RULES = (shifted, written_out, scaled, masks)

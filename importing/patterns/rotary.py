@@ -24,7 +24,24 @@ def halves(value: Value, scalings: Scalings) -> Value | None:
             for turned, sines in either(two, "multiply"):
                 if isinstance(x, Value) and _turned(turned, x):
                     return _rope(value, x, cosines, sines, scalings, False)
+                if isinstance(x, Value) and _turned_neighbors(turned, x):
+                    return _rope(value, x, cosines, sines, scalings, True)
     return None
+
+
+def _turned_neighbors(turned: object, x: Value) -> bool:
+    """Whether a value is stack(−x₂, x₁) of neighbors of x, merged."""
+    if not is_op(turned, "view") or turned.shape != x.shape or not is_op(turned.args["x"], "concat"):
+        return False
+    stacked = turned.args["x"]
+    parts = [each.args["x"] if is_op(each, "view") else each for each in stacked.args["xs"]]
+    if len(parts) != 2 or stacked.shape[-1] != 2 or stacked.args["dim"] != stacked.rank - 1:
+        return False
+    second = (applied(parts[0], "negate") or [None])[0]
+    if not isinstance(second, Value) or not _neighbors(parts[1], second):
+        return False
+    whole = second.args["x"]
+    return is_op(whole, "view") and whole.args["x"] is x
 
 
 def _turned(turned: object, x: Value) -> bool:
@@ -142,7 +159,7 @@ def _rope(
     long = [i for i, size in enumerate(shape[:-1]) if size > 1]
     if len(long) != 1:
         return None
-    tables = [_table(each.constant, twice) for each in (cosines, sines)]
+    tables = [_table(each.constant, twice, interleaved) for each in (cosines, sines)]
     if tables[0] is None or tables[1] is None:
         return None
     base, scaling = base_of(tables[0], tables[1]), None
@@ -155,14 +172,14 @@ def _rope(
     return viewed(value, value.make("rope", x.shape, x=x, **options))
 
 
-def _table(elements: Tensor | None, twice: bool) -> Tensor | None:
-    """A table's elements at [position, pair]; those of halves have each twice."""
+def _table(elements: Tensor | None, twice: bool, interleaved: bool) -> Tensor | None:
+    """A table's elements at [position, pair]; those of halves have each twice, and those of neighbors may."""
     if elements is None:
         return None
     table = elements.reshape(-1, elements.shape[-1])
     if not twice:
         return table
-    first, second = table.chunk(2, -1)
+    first, second = (table[:, ::2], table[:, 1::2]) if interleaved else table.chunk(2, -1)
     return first if torch.equal(first, second) else None
 
 

@@ -52,20 +52,30 @@ def _say_group_norm(write: Writer, value: Value) -> Said:
     groups, whole = value.args["groups"], value.shape[1]
     rest = [name for dim in x.dims[2:] for name in dim]
     eps = write.constant("eps", value.args["eps"])
-    if groups == whole:
-        text = call("layer_norm", x.text, over=listed(rest), eps=eps)
-    else:
-        parts = write.parts_of(channels, ("norm_groups", groups), ("norm_part", whole // groups))
-        over = [parts[1], *rest] if groups != 1 else [channels, *rest]
-        inside = x.text if groups == 1 else call("split", x.text, f"{channels} -> [{', '.join(parts)}]")
-        text = call("layer_norm", inside, over=listed(over), eps=eps)
-        text = text if groups == 1 else call("merge", text, f"[{', '.join(parts)}] -> {channels}")
-    made = write.split(evolve(x, text=text, binds=CALL), 1, write.names_of(value)[1])
-    for slot, sign, binds in (("scale", "*", PRODUCT), ("shift", "+", SUM)):
-        if value.args[slot] is not None:
-            vector = write(value.args[slot])
-            made = evolve(made, text=f"{made.within(binds)} {sign} {vector.within(binds)}", binds=binds)
-    return made
+    if groups in (1, whole):
+        over = listed(rest if groups == whole else [channels, *rest])
+        made = evolve(x, text=call("layer_norm", x.text, over=over, eps=eps), binds=CALL)
+        made = write.split(made, 1, write.names_of(value)[1])
+        for slot, sign, binds in (("scale", "*", PRODUCT), ("shift", "+", SUM)):
+            if value.args[slot] is not None:
+                vector = write(value.args[slot])
+                made = evolve(made, text=f"{made.within(binds)} {sign} {vector.within(binds)}", binds=binds)
+        return made
+    parts = write.parts_of(channels, ("norm_groups", groups), ("norm_part", whole // groups))
+    inside, names = f"[{', '.join(parts)}]", [slot for slot in ("scale", "shift") if value.args[slot] is not None]
+    vectors = [value.args[slot] for slot in names]
+    declared = [
+        Declared(slot, ((channels,),), write.initial(own), own) for slot, own in zip(names, vectors, strict=True)
+    ]
+    result = call("merge", "h", f"{inside} -> {channels}")
+    result += "".join(f" {sign} {slot}" for slot, sign in (("scale", "*"), ("shift", "+")) if slot in names)
+    lines = [
+        f"let h = {call('split', 'x', f'{channels} -> {inside}')}",
+        f"let h = {call('layer_norm', 'h', over=listed([parts[1], *rest]), eps=eps)}",
+        f"return {result}",
+    ]
+    made = evolve(x, text=write.own_block(value, "group_norm", [x], declared, lines), binds=CALL)
+    return write.split(made, 1, write.names_of(value)[1])
 
 
 @factors("batch_norm")

@@ -14,6 +14,7 @@ from partita.importing.graph import Value
 from partita.importing.rows import stored
 from partita.importing.said import call, number_text
 from partita.importing.writing.blocks import Blocks, Form
+from partita.importing.writing import initial
 from partita.importing.writing.body import Body
 from partita.importing.writing.known import Expressions
 from partita.importing.writing.names import called, numbered, valid
@@ -43,7 +44,7 @@ class File:
         self.seconds: dict[str, str] = {}
         self.merges: dict[Names, str] = {}
         self.units: list[str] = []
-        self.splits: dict[tuple[str, Names], Names] = {}
+        self.splits: dict[tuple[str, int], str] = {}
         self.saved_constants: dict[str, Value] = {}
         self.declared: set[str] = set()  # names of parameters, which no block has
         self.tables: dict[str, Value] = {}
@@ -52,10 +53,12 @@ class File:
     # ------------------------------------------------------------ axes and constants
 
     def without_axes(self, text: str) -> str:
-        """A text in which all axes have names of the same length, so that blocks that differ in axes have the same
-        lines.
+        """A text in which all axes have names of the same length, and all numbers, so that blocks that differ in these
+        have the same lines.
         """
-        return re.sub(r"\w+", lambda word: "axis" if word[0] in self.axes.sizes else word[0], text)
+        text = re.sub(r"size\(\w+\)|(?<!\w)\d[\d_.e-]*", "8", text)
+        named = ((self.axes.sizes, "axis"), (self.constants, "8"))
+        return re.sub(r"\w+", lambda word: next((each for names, each in named if word[0] in names), word[0]), text)
 
     def another(self, name: str) -> str:
         """Another axis of the same size."""
@@ -105,10 +108,10 @@ class File:
 
     def parts(self, name: str, wanted: Sequence[tuple[str, int]]) -> Names:
         """The axes that an axis is split into."""
-        key = (name, tuple(f"{part}={size}" for part, size in wanted))
-        if key not in self.splits:
-            self.splits[key] = tuple(self.axes.free([part], size) for part, size in wanted)
-        return self.splits[key]
+        for part, size in wanted:  # which are nowhere but between the split and a merge
+            if (part, size) not in self.splits:
+                self.splits[part, size] = self.axes.free([part], size)
+        return tuple(self.splits[each] for each in wanted)
 
     def constant(self, name: str, value: float) -> str:
         """The name of a constant with this value, such as `eps`."""
@@ -154,21 +157,58 @@ class File:
         key = place_of(value.source)
         alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
         every = torch.cat([stored(each).flatten().double() for each in alike or [value.source.args["data"]]])
-        if every.numel() == 1 and every.device.type != "meta":
-            only = float(f"{float(every[0]):.5g}")
-            if value.op == "buffer":
-                return f"constant({number_text(float(every[0]))})"
-            if torch.tensor(only) != every[0].float():  # no number that one would have written
-                return f"normal({number_text(float(f'{abs(only):.1g}'))})"
-            return {0.0: "zeros()", 1.0: "ones()"}.get(only, f"constant({number_text(only)})")
-        if every.device.type == "meta" or bool((every == every[0]).all()):
-            first = 0.0 if every.device.type == "meta" else float(every[0])
-            short = float(f"{first:.6g}")
-            first = short if torch.tensor(short).float() == torch.tensor(first).float() else first
-            return {0.0: "zeros()", 1.0: "ones()"}.get(first, f"constant({number_text(first)})")
+        if every.device.type == "meta":
+            return initial.constant(0.0)
+        first = float(every[0])
+        short = float(f"{first:.6g}")
+        if every.numel() == 1 and value.op != "buffer" and torch.tensor(short).float() != torch.tensor(first).float():
+            return f"normal({number_text(float(f'{abs(first):.1g}'))})"  # no number that one would have written
+        if bool((every == every[0]).all()):
+            return initial.constant(short if torch.tensor(short).float() == torch.tensor(first).float() else first)
         if value.op == "buffer":
             return "zeros()"  # what it is comes with the weights
-        return f"normal({float(f'{float(every.std()):.1g}'):g})"
+        return initial.drawn(every, self._fans(value))
+
+    def _fans(self, value: Value) -> dict[str, int]:
+        """Sizes that a bound of a parameter's distribution may follow: of what its module sums over, or has hidden."""
+        name = value.source.args["names"][0]
+        path = name.rpartition(".")[0]
+        beside = [
+            each
+            for each in self.solver.values
+            if each.op in ("parameter", "part") and each.source.args["names"][0].rpartition(".")[0] == path
+        ]
+        found: dict[str, int] = {}
+        for each in beside:
+            if each.rank > 1:
+                names = [own for dim in self.axes.of(each)[1:] for own in dim]
+                text = " * ".join(f"size({own})" for own in names)
+                found[text] = prod(self.axes.sizes[own] for own in names)
+        return found
+
+    def tabled(self, value: Value, axes: Sequence[str]) -> str:
+        """A parameter that begins with a table, of these axes; nothing if it does not."""
+        key = place_of(value.source)
+        alike = [v.args for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
+        data = [each["data"] for each in alike]
+        if value.op != "parameter" or any(stored(each) is not each for each in data):
+            return ""
+        whole = {v: v.args["data"].numel() for v in self.solver.values if v.op == "parameter"}
+        frozen = sum(count for v, count in whole.items() if not v.args["trained"]) / sum(whole.values())
+        if not initial.is_table(data, bool(value.args["trained"]), frozen):
+            return ""
+        names = [name for dim in self.axes.of(value) for name in dim]
+        elements = data[0].detach().reshape([self.axes.sizes[name] for name in names])
+        if {*names} != {*axes}:
+            return ""
+        name = value.args["names"][0].removesuffix(".weight").rpartition(".")[2]
+        elements = elements.permute([names.index(each) for each in axes]).float().contiguous()
+        usual = next(
+            n for n in numbered(name) if n not in self.tables or torch.equal(self.tables[n].args["data"], elements)
+        )
+        args = {"names": [usual], "data": elements, "trained": False}
+        made = self.tables.setdefault(usual, Value("table", args, tuple(elements.shape), elements.dtype))
+        return self.initial(made)
 
     def part_name(self, part: Value, whole: str) -> str:
         """What a part of a weight is called: after the value that is made with it."""

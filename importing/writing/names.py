@@ -89,13 +89,20 @@ def snake(kind: str, roots: Sequence[str] = ()) -> str:
         while length and not (root[length : length + 1].isupper() and kind[length : length + 1].isupper()):
             length -= 1
         name = min(name, kind[length:], key=len)
-    return valid(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower())
+    return valid(re.sub(r"(?<=[a-z0-9])(?=[A-Z](?!$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower())
 
 
 def numbered(name: str) -> Iterator[str]:
     """A name, and then with numbers, until one of them is free."""
     yield name
     yield from (f"{name}_{number}" for number in count(2))
+
+
+def owners(path: str, other: str) -> list[str]:
+    """Modules of a path that another one lacks, innermost first, which tell two of the same name apart."""
+    theirs = other.split(".")
+    own = [each for each in path.split(".")[:-1] if each not in theirs and not each.isdigit()]
+    return [valid(each.removesuffix("_model").lower()) for each in reversed(own)]
 
 
 def valid(name: str) -> str:

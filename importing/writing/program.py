@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import torch
 from attrs import evolve
@@ -17,7 +18,7 @@ from partita.importing.writing.blocks import placed
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.known import Known
-from partita.importing.writing.names import block_name, numbered, valid
+from partita.importing.writing.names import block_name, numbered, owners, valid
 from partita.importing.writing.tree import Scope, Tree, base, made_of
 from partita.importing.writing.writer import Writer
 
@@ -499,7 +500,10 @@ class Program:
                 body.lines.append(f"let {name} = {said.text}")
             self._name(name, first, said, body)
         taken = (body.calls, self.file.axes.sizes, self.file.constants)
-        label = next(n for n in numbered("layer") if body.is_free(n) and not any(n in names for names in taken))
+        before = [each[0][0] for each in body.calls.values() if isinstance(each[0], list)]
+        owned = [name for each in before[:1] for name in owners(f"{run[0].path}.", f"{each.scopes[0].path}.")]
+        likely = chain(["layer"], (f"{name}_layer" for name in owned), numbered("layer"))
+        label = next(n for n in likely if body.is_free(n) and not any(n in names for names in taken))
         bodies = [self._iteration(run, handed, j, period, names, body) for j in range(0, len(run), period)]
         texts = {each.text for each in bodies}
         if len(texts) > 1:

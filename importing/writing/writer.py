@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import chain
+from math import exp, log
 from typing import Any
 
 import torch
@@ -11,13 +13,16 @@ from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
 from partita.importing.patterns.constants import band_of
-from partita.importing.said import AND, CALL, COMPARISON, NOT, PRODUCT, SAYINGS, SUM, Said, call, listed, number_text
+from partita.importing.said import AND, CALL, COMPARISON, NOT, PRODUCT, SAYINGS, SIGN, SUM, Said, call, listed, number_text
 from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
-from partita.importing.writing.names import numbered, parameter_name
+from partita.importing.writing.names import numbered, owners, parameter_name
 
 FEW = 8  # numbers that are written one by one
+ODD = 6  # digits that nobody writes
+CLOSE = 1e-6
+LARGEST = 20.0  # logarithm of a number that one writes
 
 
 class Writer:
@@ -68,6 +73,30 @@ class Writer:
         if coefficient == "1":
             return Said(text, binds=binds, dtype="number")
         return Said(f"{coefficient} * {text}", binds=PRODUCT, dtype="number")
+
+    def formula(self, x: Any, said: Said, axes: Collection[str], divides: bool) -> Said:
+        """A factor of a value with these axes, or what divides it, as what one would have written: a root of a size, a
+        logarithm, the one size that there is.
+        """
+        found = number(x)
+        if found is None or isinstance(x, Sized):
+            return said
+        if divides and len(axes) == 1 and found > 1 and self.size_of(only := next(iter(axes))) == found:
+            return evolve(said, text=f"size({only})")
+        exact = abs(float(found))
+        if len(f"{exact:.12g}".replace(".", "").strip("0")) < ODD:
+            return said
+        sign = "-" if found < 0 else ""
+        for axis in axes:
+            root = self.size_of(axis) ** 0.5
+            if abs(exact / root - 1) < CLOSE:
+                return evolve(said, text=f"{sign}sqrt(size({axis}))")
+            if abs(exact * root - 1) < CLOSE:
+                return evolve(said, text=f"{sign}1 / sqrt(size({axis}))", binds=PRODUCT)
+        power = round(exp(exact)) if exact < LARGEST else 0
+        if power > 1 and abs(log(power) - exact) < CLOSE:
+            return evolve(said, text=f"{sign}log({number_text(power)})", binds=SIGN if sign else CALL)
+        return said
 
     # ------------------------------------------------------------ axes
 
@@ -137,7 +166,7 @@ class Writer:
                 self.merged_name(names) if names else self.file.unit(sum(unit in said.axes for unit in self.file.units))
             )
             if not names:
-                said = evolve(said, text=call("expand", said.text, new), axes=(*said.axes, new), binds=CALL)
+                said = self.expanded(said, [new])
             elif (before := _before_split(said, names)) is not None:
                 text, new = before
                 axes = tuple(name for name in said.axes if name not in names[1:])
@@ -180,8 +209,10 @@ class Writer:
             text = f"zeros([{', '.join(names)}])"
             text = text if said.text == "0" else f"{text} + {said.text}"
             return evolve(said, text=text, axes=tuple(names), binds=CALL if said.text == "0" else SUM, dtype="f32")
-        text = said.text
-        return evolve(said, text=call("expand", text, listed(list(names))), axes=(*said.axes, *names), binds=CALL)
+        inner = re.fullmatch(r"expand\((\w+), \[?([\w, ]+)\]?\)", said.text)
+        text, before = (inner[1], inner[2].split(", ")) if inner is not None else (said.text, [])
+        text = call("expand", text, listed([*before, *names]))
+        return evolve(said, text=text, axes=(*said.axes, *names), binds=CALL)
 
     def aligned(self, value: Value, xs: Sequence[Any]) -> tuple[list[Said], tuple[Names, ...]]:
         """Operands of an elementwise function, with the same names for the same dimensions; one has all axes."""
@@ -328,11 +359,15 @@ class Writer:
         if value.op == "part" and not body.is_free(wanted):
             wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
         wanted = f"{wanted}_weight" if self.file.is_called(wanted) else wanted
-        name = next(n for n in numbered(wanted) if body.is_free(n) and n not in self.file.blocks.texts)
+        others = [own for each in body.around() for own in each.parameters.values() if own.name == wanted]
+        owned = [each for own in others[:1] for each in owners(names[0], own.value.source.args["names"][0])]
+        likely = [wanted, *(f"{each}_{wanted}" for each in owned)]
+        name = next(n for n in chain(likely, numbered(wanted)) if body.is_free(n) and n not in self.file.blocks.texts)
         self.file.declared.add(name)
         keyword = "buffer" if value.op in ("buffer", "table") else "param"
         dtype = "" if value.is_float else "i64"
-        return Declared(name, dims, self.file.initial(value), value, keyword, dtype, self.file.summed(value))
+        made = Declared(name, dims, "", value, keyword, dtype, self.file.summed(value))
+        return evolve(made, initial=self.file.tabled(value, made.axes) or self.file.initial(value))
 
     def parameter_as(self, value: Value, said: Said, dims: Sequence[Names]) -> Said:
         """A value with other names for its axes; a parameter that is not declared yet is declared with them."""

@@ -11,4 +11,4 @@ from tests.importing.zoo.test_zoo import GOLDEN, own
 warnings.simplefilter("ignore")
 for name in sys.argv[1:] or (*MODULES, *theirs.NAMES):
     module, inputs = own(name) if name in MODULES else theirs.made(name)
-    (GOLDEN / f"{name}.par").write_text(imported(module.train(), inputs, name).text)
+    imported(module.train(), inputs, name).write(GOLDEN / f"{name}.par")

@@ -1,0 +1,48 @@
+"""How parameters begin: by the rule of the module that drew them, as far as a sample tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from partita.importing.said import number_text
+
+FEW = 8  # elements that tell nothing of a distribution
+NEAR = 4.0  # standard errors
+USUAL = (1.0, 0.02)  # deviations that modules draw with
+
+
+def constant(number: float) -> str:
+    """All elements are one number."""
+    return {0.0: "zeros()", 1.0: "ones()"}.get(number, f"constant({number_text(number)})")
+
+
+def drawn(every: Tensor, fans: Mapping[str, int]) -> str:
+    """The distribution that elements are a sample of. `fans`: sizes, as text, that bounds of it may follow."""
+    deviation, error = float(every.std()), 1 / sqrt(2 * len(every))
+    bound = float(every.abs().max())
+    for text, size in fans.items():  # as `nn.Linear`, `nn.Conv2d` and `nn.LSTM` do
+        most = 1 / sqrt(size)
+        if bound <= most * 1.001 and abs(deviation * sqrt(3 * size) - 1) < NEAR * error:
+            return f"uniform(1 / sqrt({text}))"
+    if bound < 1.9 * deviation and len(every) > 4 * FEW:
+        return f"uniform({float(f'{bound:.2g}'):g})"
+    if len(every) > FEW and abs(float(every.mean())) > max(deviation, NEAR * deviation / sqrt(len(every))):
+        return f"constant({number_text(float(f'{float(every.mean()):.2g}'))})"
+    near = next((each for each in USUAL if abs(deviation / each - 1) < NEAR * error), float(f"{deviation:.1g}"))
+    return f"normal({near:g})"
+
+
+def is_table(several: Sequence[Tensor], trained: bool, share: float) -> bool:
+    """Whether parameters of the same place of all layers are no sample: the same in all and not about zero, or not
+    trained and few.
+    """
+    first = several[0]
+    if first.numel() <= FEW or first.device.type == "meta" or bool((first == first.flatten()[0]).all()):
+        return False
+    alike = len(several) > 1 and all(torch.equal(each, first) for each in several)
+    centered = abs(float(first.mean())) < NEAR * float(first.std()) / sqrt(first.numel())
+    return (alike and not centered) or (not trained and share < 0.1)
