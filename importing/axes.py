@@ -55,7 +55,11 @@ class Axes:
             _, most = _best(factor)
             # A name with a number is better than one that says something else. People do call a second sequence source.
             likely = [n for n, votes in factor.names.most_common() if 3 * votes >= most or n == "source"] or ["part"]
-            self.names[factor] = self.free([*likely, *_owned(likely[0], owners.get(factor, ""))], factor.size)
+            owned = [name for owner in owners.get(factor, ()) for name in _owned(likely[0], owner)]
+            if likely[0] == "batch" and self.sizes.get("batch") == factor.size:
+                owned = ["other_batch"]
+                self.formulas["other_batch"] = "batch"
+            self.names[factor] = self.free([*likely, *owned], factor.size)
             self.roles[self.names[factor]] = likely[0]
         for value in solver.values:
             if value.op in ("conv", "patches"):
@@ -124,7 +128,9 @@ class Axes:
     def _sum_up(self, value: Value) -> None:
         """The size of a concatenation is the sum of what is put together."""
         axes, pieces = self.of(value)[value.args["dim"]], self.pieces(value)
-        if len(axes) == 1 and axes[0] not in self.formulas and not any(axes[0] in each for each in pieces):
+        given = {name for each in self.solver.values if each.op == "input" for dim in self.of(each) for name in dim}
+        known = {*axes, *given}  # a file at another size of an input would be valid, whatever else follows it
+        if len(axes) == 1 and axes[0] not in self.formulas and not any(known & {*each} for each in pieces):
             terms = Counter(" * ".join(each) for each in pieces)
             self.formulas[axes[0]] = " + ".join(f"{n} * {each}" if n > 1 else each for each, n in terms.items())
 
@@ -142,9 +148,9 @@ class Axes:
                     times = size // self.sizes[one]
                     found[name] = f"{times} * {one}" if times > 1 else one
         heads = [name for name in ("groups", "heads") if name in self.sizes]
-        if "key" in self.sizes and "embed" in self.sizes and heads and not {"key", "embed"} & {*found}:
-            if self.sizes["embed"] == self.sizes["key"] * prod(self.sizes[name] for name in heads):
-                found["key"] = "embed / " + (f"({' * '.join(heads)})" if len(heads) > 1 else heads[0])
+        width = prod(self.sizes[name] for name in ("key", *heads) if name in self.sizes)
+        if heads and "key" in self.sizes and self.sizes.get("embed") == width and not {"key", "embed"} & {*found}:
+            found["key"] = "embed / " + (f"({' * '.join(heads)})" if len(heads) > 1 else heads[0])
         return found
 
     def of(self, value: Value) -> list[tuple[str, ...]]:
@@ -262,12 +268,17 @@ class Axes:
     def _vote_product(self, value: Value, vote: object) -> None:
         assert callable(vote)
         for names, x in zip(value.args["letters"], value.args["xs"], strict=True):
-            if x.op not in ("parameter", "part"):
+            weight = base(x)
+            if weight.op not in ("parameter", "part"):
                 continue
-            inner = INNER.search(x.source.args["names"][0].lower())
+            inner = INNER.search(weight.source.args["names"][0].lower())
+            if weight.rank > 3:  # a convolution of single places
+                for dim in self.solver.dims[x]:
+                    vote(leaves(dim), 5, "filters")
+                continue
             for letter, dim in zip(names, self.solver.dims[x], strict=True):
                 if letter in value.args["out"]:
-                    vote(leaves(dim), 5 if inner else 1, "ffn" if inner else "hidden")
+                    vote(leaves(dim), 5 if inner else 4, "ffn" if inner else "hidden")
                 else:
                     vote(leaves(dim), 3, "embed")
 
@@ -304,8 +315,10 @@ class Axes:
                         beside[each].add(b)
                     break
 
-    def _owners(self) -> dict[Factor, str]:
-        """The modules that most of an axis's parameters are in, and not all of the module's."""
+    def _owners(self) -> dict[Factor, list[str]]:
+        """The modules that most of an axis's parameters are in, innermost first, without those that all parameters are
+        in; of an axis that no parameter has, the input that has it.
+        """
         paths: dict[Factor, list[list[str]]] = {}
         for value in self.solver.values:
             if value.op in ("parameter", "part"):
@@ -313,14 +326,18 @@ class Axes:
                 for each in (each for dim in self.solver.axes(value) for each in dim):
                     paths.setdefault(each, []).append(path)
         every = [path for each in paths.values() for path in each]
-        owners = {}
+        owners: dict[Factor, list[str]] = {}
+        for value in self.solver.values:
+            for each in (each for dim in self.solver.axes(value) for each in dim):
+                if value.op == "input" and each not in paths:
+                    owners.setdefault(each, [value.args["name"]])
         for factor, its in paths.items():
             for depth in range(1, max(map(len, its)) + 1):
                 prefix, count = Counter(tuple(path[:depth]) for path in its if len(path) >= depth).most_common(1)[0]
                 if 3 * count < 2 * len(its):
                     break
                 if any(tuple(path[:depth]) != prefix for path in every):
-                    owners[factor] = valid(prefix[-1].lower().removesuffix("_model"))
+                    owners.setdefault(factor, []).insert(0, valid(prefix[-1].lower().removesuffix("_model")))
         return owners
 
 

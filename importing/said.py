@@ -23,6 +23,12 @@ class Said:
     binds: int = CALL
     dtype: str = "f32"
 
+    @property
+    def memory_order(self) -> tuple[str, ...]:
+        """Its axes, in the order of dimensions."""
+        ordered = [name for dim in self.dims for name in dim if name in self.axes]
+        return (*ordered, *(name for name in self.axes if name not in ordered))
+
     def within(self, binds: int) -> str:
         """The text where it must bind at least so tightly."""
         return f"({self.text})" if self.binds > binds else self.text

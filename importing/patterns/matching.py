@@ -21,6 +21,14 @@ def either(x: Any, function: str) -> Iterator[tuple[Any, Any]]:
         yield xs[1], xs[0]
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are one, or the same function of the same, which is computed twice."""
+    if not isinstance(one, Value) or not isinstance(other, Value) or one is other or one.op != "pointwise":
+        return one is other
+    xs = applied(other, one.args["function"])
+    return xs is not None and [*map(id, xs)] == [*map(id, one.args["xs"])]
+
+
 def close(x: Any, wanted: float) -> bool:
     """Whether an argument is a number, up to rounding in f32."""
     found = number(x)

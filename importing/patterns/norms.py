@@ -6,22 +6,22 @@ from math import pi, sqrt
 
 from partita.importing.graph import Value, is_op, number
 from partita.importing.normal.pointwise import pointwise
-from partita.importing.patterns.matching import applied, close, either
+from partita.importing.normal.views import viewed
+from partita.importing.patterns.matching import alike, applied, close, either
 
 
 def rms_norm(value: Value) -> Value | None:
-    """x · rsqrt(mean(x²) + eps), or x / sqrt(mean(x²) + eps)."""
-    for x, factor in either(value, "multiply"):
-        inside = applied(factor, "rsqrt")
-        found = _mean_of_squares(inside[0], x) if inside is not None else None
-        if found is not None:
-            return value.make("norm", function="rms_norm", x=x, scale=None, shift=None, **found)
+    """x · rsqrt(mean(x²) + eps), or x / sqrt(mean(x²) + eps); also where x has been multiplied by a vector before."""
     divided = applied(value, "divide")
-    inside = applied(divided[1], "sqrt") if divided is not None else None
-    if divided is not None and inside is not None:
-        found = _mean_of_squares(inside[0], divided[0])
-        if found is not None:
-            return value.make("norm", function="rms_norm", x=divided[0], scale=None, shift=None, **found)
+    ways = [(x, inside[0]) for x, factor in either(value, "multiply") if (inside := applied(factor, "rsqrt"))]
+    if divided is not None and (inside := applied(divided[1], "sqrt")) is not None:
+        ways.append((divided[0], inside[0]))
+    for x, squares in ways:
+        for of, vector in [(x, None), *either(x, "multiply")]:
+            found = _mean_of_squares(squares, of)
+            if found is not None and isinstance(of, Value) and of.shape == value.shape:
+                made = value.make("norm", function="rms_norm", x=of, scale=None, shift=None, **found)
+                return made if vector is None else pointwise(value, "multiply", made, vector)
     return None
 
 
@@ -30,10 +30,20 @@ def _mean_of_squares(x: object, of: object) -> dict[str, object] | None:
     for mean, eps in either(x, "add"):
         if is_op(mean, "reduce") and mean.args["function"] == "mean" and number(eps) is not None:
             squares = applied(mean.args["x"], "multiply")
-            dims = mean.args["dims"]
-            if squares is not None and squares[0] is of and squares[1] is of and mean.shape[-1] == 1:
-                return {"dims": dims, "eps": float(number(eps) or 0.0)}
+            if squares is not None and alike(squares[0], of) and alike(squares[1], of):
+                return {"dims": mean.args["dims"], "eps": float(number(eps) or 0.0)}
     return None
+
+
+def centered(value: Value) -> Value | None:
+    """An RMS norm of x − mean(x) is a layer norm of x."""
+    if value.op != "norm" or value.args["function"] != "rms_norm":
+        return None
+    xs = applied(value.args["x"], "subtract")
+    if xs is None or not is_op(xs[1], "reduce") or xs[1].args["function"] != "mean" or xs[1].args["x"] is not xs[0]:
+        return None
+    same = xs[1].args["dims"] == value.args["dims"]
+    return value.make("norm", **{**value.args, "function": "layer_norm", "x": xs[0]}) if same else None
 
 
 def scaled(value: Value) -> Value | None:
@@ -42,13 +52,15 @@ def scaled(value: Value) -> Value | None:
         for norm, vector in either(value, function):
             if not is_op(norm, "norm") or norm.args[slot] is not None or not isinstance(vector, Value):
                 continue
-            dims, free = norm.args["dims"], norm.args["shift"] is None
-            if number(vector) is not None or not free or vector.shape != tuple(norm.shape[dim] for dim in dims):
+            if number(vector) is not None or norm.args["shift"] is not None or vector.rank > norm.rank:
                 continue
             if slot == "shift" and norm.args["function"] == "rms_norm":
                 continue
-            if dims == list(range(norm.rank - len(dims), norm.rank)):
-                return value.make("norm", **{**norm.args, slot: vector})
+            dims, lacks = norm.args["dims"], norm.rank - vector.rank
+            wide = [i + lacks for i, size in enumerate(vector.shape) if size > 1]
+            if wide == dims and all(vector.shape[dim - lacks] == norm.shape[dim] for dim in dims):
+                own = viewed(value, vector, tuple(norm.shape[dim] for dim in dims))
+                return value.make("norm", **{**norm.args, slot: own})
     return None
 
 
@@ -98,4 +110,4 @@ def silu(value: Value) -> Value | None:
     return None
 
 
-RULES = (rms_norm, scaled, gelu, silu)
+RULES = (rms_norm, centered, scaled, gelu, silu)

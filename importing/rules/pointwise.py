@@ -37,7 +37,9 @@ def _say(write: Writer, value: Value) -> Said:
     said, dims = write.aligned(value, xs)
     if function in ("multiply", "divide") and len(xs) == 2:
         said = [
-            write.formula(x, text, said[1 - i].axes, function == "divide" and i == 1) if text.dtype == "number" else text
+            write.formula(x, text, said[1 - i].axes, function == "divide" and i == 1)
+            if text.dtype == "number"
+            else text
             for i, (x, text) in enumerate(zip(xs, said, strict=True))
         ]
     if value.is_float and {x.dtype for x in said[function == "where" :]} == {"i64", "number"}:

@@ -36,9 +36,7 @@ class Blocks:
     def defined(self, wanted: str, text: str, taken: Collection[str]) -> tuple[str, list[str]]:
         """The name of a block with this text, with axes that a call renames, and numbers that it gives."""
         form, given = self._formed(wanted, text)
-        letters = (
-            f"{wanted}_{one}{last}" for one in ("", *ascii_lowercase) for last in ascii_lowercase[not one :]
-        )
+        letters = (f"{wanted}_{one}{last}" for one in ("", *ascii_lowercase) for last in ascii_lowercase[not one :])
         for name in (each for each in chain([wanted], letters) if each not in taken):
             if name not in self.texts:
                 self.texts[name] = form

@@ -13,8 +13,8 @@ from partita.importing.factors import place_of
 from partita.importing.graph import Value
 from partita.importing.rows import stored
 from partita.importing.said import call, number_text
-from partita.importing.writing.blocks import Blocks, Form
 from partita.importing.writing import initial
+from partita.importing.writing.blocks import ARROWS, Blocks, Form
 from partita.importing.writing.body import Body
 from partita.importing.writing.known import Expressions
 from partita.importing.writing.names import called, numbered, valid
@@ -22,6 +22,7 @@ from partita.importing.writing.tree import Tree, base
 
 Names = tuple[str, ...]
 TABLES = "tables.safetensors"  # beside the file, with what no formula says
+OWN = ("batch_norm", "group_norm")  # blocks of the importer's, which are called over many axes
 FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
 
 
@@ -32,9 +33,7 @@ def _text(head: str, inner: Body) -> str:
 class File:
     """What is written so far, of a graph whose axes are solved. `state` is what the module saves."""
 
-    def __init__(
-        self, axes: Axes, tree: Tree, state: dict[str, torch.Tensor], forms: dict[str, list[Form]]
-    ) -> None:
+    def __init__(self, axes: Axes, tree: Tree, state: dict[str, torch.Tensor], forms: dict[str, list[Form]]) -> None:
         self.solver, self.tree, self.state = axes.solver, tree, state
         self.axes, self.constants = axes.copy(), dict[str, float]()
         self.expressions = Expressions()
@@ -56,6 +55,7 @@ class File:
         """A text in which all axes have names of the same length, and all numbers, so that blocks that differ in these
         have the same lines.
         """
+        text = re.sub(rf"\b({'|'.join(OWN)})\w*\(", " " * 40, ARROWS.sub(r"\1", text))
         text = re.sub(r"size\(\w+\)|(?<!\w)\d[\d_.e-]*", "8", text)
         named = ((self.axes.sizes, "axis"), (self.constants, "8"))
         return re.sub(r"\w+", lambda word: next((each for names, each in named if word[0] in names), word[0]), text)

@@ -16,37 +16,45 @@ SHORT = 20  # characters of an expression that stands where it is used
 
 @define
 class Expressions:
-    """Expressions as they are written: how long each is, and which others stand in it."""
+    """Expressions as they are written: how long each is, and which others stand in it. A call of a block is another
+    expression of the value that the block returns.
+    """
 
-    lengths: dict[Value, int] = Factory(dict)  # inner ones first
-    inside: dict[Value, list[Value]] = Factory(dict)
-    open: list[Value] = Factory(list)
+    lengths: dict[object, int] = Factory(dict)  # inner ones first
+    inside: dict[object, list[object]] = Factory(dict)
+    values: dict[object, Value] = Factory(dict)
+    calls: dict[Value, object] = Factory(dict)
+    open: list[object] = Factory(list)
 
     @contextmanager
-    def of(self, value: Value) -> Iterator[Callable[[str], None]]:
+    def of(self, value: Value, call: object = None) -> Iterator[Callable[[str], None]]:
         """Within it the expression of a value is written; what this yields takes its text."""
-        self.read(value)
-        self.inside[value] = []
-        self.open.append(value)
+        key = call or value
+        if call is not None:
+            self.calls[value] = call
+        else:
+            self.read(value)
+        self.inside[key], self.values[key] = [], value
+        self.open.append(key)
         try:
-            yield lambda text: self.lengths.update({value: len(text)})
+            yield lambda text: self.lengths.update({key: len(text)})
         finally:
             self.open.pop()
 
     def read(self, value: Value) -> None:
         """What is being written has the expression of a value in it."""
         if self.open:
-            self.inside[self.open[-1]].append(value)
+            self.inside[self.open[-1]].append(self.calls.get(value, value))
 
     def cuts(self, can_be: Callable[[Value], bool]) -> set[Value]:
         """The values that have names, so that no expression is long: the longest in each, and those about as long."""
-        cut: set[Value] = set()
-        whole: dict[Value, int] = {}
-        for value, length in self.lengths.items():
-            inner = [each for each in self.inside[value] if each in self.lengths]
+        cut: set[object] = set()
+        whole: dict[object, int] = {}
+        for key, length in self.lengths.items():
+            inner = [each for each in self.inside[key] if each in whole]
             size = length - sum(self.lengths[each] - (1 if each in cut else whole[each]) for each in inner)
             while size > LINE:
-                parts = [each for each in self._parts(value, can_be) if each not in cut and whole[each] > SHORT]
+                parts = [each for each in self._parts(key, can_be) if each not in cut and whole.get(each, 0) > SHORT]
                 if not parts:
                     break
                 most = max(whole[each] for each in parts)
@@ -54,15 +62,15 @@ class Expressions:
                     if 3 * whole[each] >= 2 * most:
                         cut.add(each)
                         size -= whole[each] - 1
-            whole[value] = size
-        return cut
+            whole[key] = size
+        return {self.values[each] for each in cut}
 
-    def _parts(self, value: Value, can_be: Callable[[Value], bool]) -> Iterator[Value]:
+    def _parts(self, key: object, can_be: Callable[[Value], bool]) -> Iterator[object]:
         """The outermost expressions in another one that can have names."""
-        for each in self.inside[value]:
-            if each not in self.lengths:
+        for each in self.inside[key]:
+            if each not in self.values:
                 continue
-            if can_be(each):
+            if can_be(self.values[each]):
                 yield each
             else:
                 yield from self._parts(each, can_be)

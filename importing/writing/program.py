@@ -27,6 +27,9 @@ INPUTS = ("x", "y", "z", "u", "w")
 LONG = 4  # operations of an expression that is not written twice
 
 
+SPLIT = re.compile(r"split\(((?:[^()]|\([^()]*\)|\((?:[^()]|\([^()]*\))*\))*), (\w+ -> \[[\w, ]+\])\)")
+
+
 class CallsDiffer(Exception):
     """Calls of the module of a `path`, which share its parameters, are not calls of one block."""
 
@@ -81,7 +84,9 @@ class Program:
     def _kept(self) -> set[Value]:
         """Values that are bound: those that several read, what layers hand on, and what has a name where it matters."""
         kept: set[Value] = set()
-        attended = {base(value.args[name]): name for value in self.tree.values if value.op == "attend" for name in "vkq"}
+        attended = {
+            base(value.args[name]): name for value in self.tree.values if value.op == "attend" for name in "vkq"
+        }
         self.called = {**attended, **self.called}
         for value in self.tree.values:
             sites = self._sites(value)
@@ -157,8 +162,11 @@ class Program:
             body.said[value] = said
             return
         name = self._free(name or self.called.get(value) or "h", value, body)
-        body.lines.append(f"let {name} = {said.text}")
+        whole = SPLIT.fullmatch(said.text)  # which is merged again where it is read
+        body.lines.append(f"let {name} = {whole[1] if whole is not None else said.text}")
         self._name(name, value, said, body)
+        if whole is not None:
+            body.said[value] = evolve(said, text=f"split({name}, {whole[2]})", binds=CALL)
 
     def _bind_top(self, value: Value, body: Body) -> None:
         """Bind the values and the ids that `top_k` chooses, which it returns together."""
@@ -257,12 +265,13 @@ class Program:
         inner = Body("block", [scope], body)
         outer = Writer(self.file, body)
         heads, given = [], []
-        with self.file.expressions.of(outputs[0]) as written:
+        with self.file.expressions.of(outputs[0], scope) as written:
             arguments = [outer(value) for value in inputs]
         for i, (value, said) in enumerate(zip(inputs, arguments, strict=True)):
-            name = INPUTS[i] if i < len(INPUTS) else f"x_{i}"
+            likely = [self.called.get(value, INPUTS[i % len(INPUTS)]) if i else "x", *INPUTS, f"x_{i}"]
+            name = next(each for each in likely if each not in inner.bound)
             given.append(said.text)
-            axes = self._memory_order(said)
+            axes = said.memory_order
             heads.append(f"{name}: {'' if said.dtype in ('f32', 'number') else said.dtype}[{', '.join(axes)}]")
             inner.said[value] = evolve(said, text=name, binds=CALL, axes=axes)
             inner.bound[name] = value
@@ -310,10 +319,6 @@ class Program:
         beside = scope.parent.children if scope.parent is not None else ()
         repeated = any(each.call.kind == scope.call.kind and each.path != scope.path for each in beside)
         return self._is_block(scope) or (scope.number is not None and not scope.is_torch and repeated)
-
-    def _memory_order(self, said: Said) -> Names:
-        ordered = [name for dim in said.dims for name in dim if name in said.axes]
-        return (*ordered, *(name for name in said.axes if name not in ordered))
 
     # ------------------------------------------------------------ repeats
 
@@ -417,9 +422,10 @@ class Program:
         around = [(each, dict(each.shared), dict(each.calls), dict(each.parameters)) for each in body.around()]
         names = self._carried(run, handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
-        for own, before in ((self.file.blocks.texts, blocks), (self.file.constants, constants)):
-            own.clear()
-            own.update(before)
+        self.file.blocks.texts.clear()
+        self.file.blocks.texts.update(blocks)
+        self.file.constants.clear()
+        self.file.constants.update(constants)
         for each, shared, calls, parameters in around:
             each.shared, each.calls, each.parameters = shared, calls, parameters
         return texts
@@ -488,12 +494,7 @@ class Program:
             if said.text == name:
                 continue
             last = f"let {said.text} = "
-            if (
-                body.lines
-                and body.lines[-1].startswith(last)
-                and name not in body.bound
-                and not self._is_read_later(first, run)
-            ):
+            if body.lines and body.lines[-1].startswith(last) and not self._is_read_later(first, run):
                 body.lines[-1] = f"let {name} = " + body.lines[-1].removeprefix(last)
                 body.bound.pop(said.text, None)
             else:

@@ -13,7 +13,20 @@ from attrs import evolve
 
 from partita.importing.graph import LEAVES, Value, number
 from partita.importing.patterns.constants import band_of
-from partita.importing.said import AND, CALL, COMPARISON, NOT, PRODUCT, SAYINGS, SIGN, SUM, Said, call, listed, number_text
+from partita.importing.said import (
+    AND,
+    CALL,
+    COMPARISON,
+    NOT,
+    PRODUCT,
+    SAYINGS,
+    SIGN,
+    SUM,
+    Said,
+    call,
+    listed,
+    number_text,
+)
 from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
@@ -398,6 +411,7 @@ class Writer:
         """
         inner = Body("block", self.body.scopes, self.body, lines=list(lines))
         inner.parameters = {each.value: each for each in declared}
+        inputs = [evolve(each, axes=each.memory_order) for each in inputs]
         dtypes = ("" if each.dtype in ("f32", "number") else each.dtype for each in inputs)
         heads = zip(called, dtypes, inputs, strict=False)
         head = ", ".join(f"{own}: {dtype}[{', '.join(each.axes)}]" for own, dtype, each in heads)

@@ -35,7 +35,7 @@ def holds(name: str, module: nn.Module, inputs: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = imported(module, inputs, name)
-        spec, diagnostics = load_text(re.sub(r'file\([^)]*\)', "ones()", file.text))
+        spec, diagnostics = load_text(re.sub(r"file\([^)]*\)", "ones()", file.text))
         assert spec is not None, [each.render() for each in diagnostics]
         proof = prove(module, inputs, file)
     assert proof.holds, proof
