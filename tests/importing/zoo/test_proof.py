@@ -162,6 +162,35 @@ class Places(nn.Module):
         return out, F.mse_loss(out, y)
 
 
+class Near(nn.Module):
+    """Attention to those before, of a width and a window, with queries that are scaled."""
+
+    def __init__(self, width: int, window: int) -> None:
+        super().__init__()
+        self.q, self.k, self.out = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.norm, self.window = nn.LayerNorm(width), window
+
+    def forward(self, x: Tensor) -> Tensor:
+        behind = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        x = self.norm(x)
+        scores = (self.q(x) * 0.3) @ self.k(x).transpose(1, 2)
+        weights = scores.masked_fill((behind < 0) | (behind >= self.window), float("-inf")).softmax(-1)
+        return self.out(weights @ x)
+
+
+class Widths(nn.Module):
+    """One block, over other axes and with other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = Near(6, 2), Near(6, 4), Near(8, 4)
+        self.wide = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.third(self.wide(x + self.second(self.first(x))))
+        return out, F.mse_loss(out, y)
+
+
 class Writes(nn.Module):
     """Orders, sums by ids, what is written where ids say, a diagonal, and two calls of one module that differ."""
 
@@ -415,6 +444,7 @@ CASES = {
     "images": (Images, lambda: {"image": torch.randn(4, 3, 12, 12), "label": torch.randint(0, 5, (4,))}),
     "recurrent": (Recurrent, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 8)}),
     "states": (States, lambda: {"x": torch.randn(3, 7, WIDTH), "y": torch.randn(3, 7, WIDTH)}),
+    "widths": (Widths, lambda: {"x": torch.randn(3, 7, 6), "y": torch.randn(3, 7, 8)}),
     "places": (Places, lambda: {"x": torch.randn(3, 4, 12), "y": torch.rand(3, 6) + 0.5}),
     "writes": (
         Writes,
