@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from copy import copy
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 
 import torch
@@ -58,7 +58,6 @@ class Axes:
             owned = [name for owner in owners.get(factor, ()) for name in _owned(likely[0], owner)]
             if likely[0] == "batch" and self.sizes.get("batch") == factor.size:
                 owned = ["other_batch"]
-                self.formulas["other_batch"] = "batch"
             self.names[factor] = self.free([*likely, *owned], factor.size)
             self.roles[self.names[factor]] = likely[0]
         for value in solver.values:
@@ -322,7 +321,8 @@ class Axes:
         paths: dict[Factor, list[list[str]]] = {}
         for value in self.solver.values:
             if value.op in ("parameter", "part"):
-                path = [each for each in value.source.args["names"][0].split(".")[:-1] if not each.isdigit()]
+                whole = value.source.args["names"][0].split(".")
+                path = [one for one, two in pairwise(whole) if not one.isdigit() and not two.isdigit()]
                 for each in (each for dim in self.solver.axes(value) for each in dim):
                     paths.setdefault(each, []).append(path)
         every = [path for each in paths.values() for path in each]
@@ -336,7 +336,7 @@ class Axes:
                 prefix, count = Counter(tuple(path[:depth]) for path in its if len(path) >= depth).most_common(1)[0]
                 if 3 * count < 2 * len(its):
                     break
-                if any(tuple(path[:depth]) != prefix for path in every):
+                if any(tuple(path[:depth]) != prefix for path in every) and valid(prefix[-1]) == prefix[-1]:
                     owners.setdefault(factor, []).insert(0, valid(prefix[-1].lower().removesuffix("_model")))
         return owners
 

@@ -172,7 +172,9 @@ class File:
     def _fans(self, value: Value) -> dict[str, int]:
         """Sizes that a bound of a parameter's distribution may follow: of what its module sums over, or has hidden."""
         name = value.source.args["names"][0]
-        path = name.rpartition(".")[0]
+        path, _, leaf = name.rpartition(".")
+        if not leaf.startswith(("weight", "bias")):  # of none of torch's modules
+            return {}
         beside = [
             each
             for each in self.solver.values

@@ -496,7 +496,10 @@ class Program:
             last = f"let {said.text} = "
             if body.lines and body.lines[-1].startswith(last) and not self._is_read_later(first, run):
                 body.lines[-1] = f"let {name} = " + body.lines[-1].removeprefix(last)
-                body.bound.pop(said.text, None)
+                if any(line.startswith(f"let {said.text} = ") for line in body.lines):
+                    body.bound[said.text] = None  # which would be carried, if the repeat had it
+                else:
+                    body.bound.pop(said.text, None)
             else:
                 body.lines.append(f"let {name} = {said.text}")
             self._name(name, first, said, body)

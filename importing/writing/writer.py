@@ -34,7 +34,7 @@ from partita.importing.writing.names import numbered, owners, parameter_name
 
 FEW = 8  # numbers that are written one by one
 ODD = 6  # digits that nobody writes
-CLOSE = 1e-6
+CLOSE = 1e-12
 LARGEST = 20.0  # logarithm of a number that one writes
 
 
