@@ -133,7 +133,7 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
 
 def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:
     """Say of each value the shape that it has where inputs are larger, if both are made of the same operations, and
-    where slices and progressions begin, if that follows sizes.
+    where slices begin, and how progressions begin and go on, if that follows sizes.
     """
     ours, theirs = order(outputs), order(understood(others, scaled))
     if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
@@ -147,19 +147,22 @@ def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tupl
         }
         before, after = ({dim: sizes[i] for dim, sizes in grown.items()} for i in range(2))
         for value, twin in zip(ours, theirs, strict=True):
-            one, two = _begins(value), _begins(twin)
-            if one is not None and two is not None and one != two:
-                value.args["follows"] = of_sizes(one, two, before, after)
+            for name, one, two in zip(("follows", "steps"), _progresses(value), _progresses(twin), strict=False):
+                if one != two:
+                    value.args[name] = of_sizes(one, two, before, after)
 
 
-def _begins(value: Value) -> int | None:
-    """Where a slice begins, if it is not counted from the end, or whole numbers that follow each other."""
+def _progresses(value: Value) -> tuple[int, ...]:
+    """Where a slice begins, if it is not counted from the end; with what whole numbers begin, and by what they go on,
+    if they are a progression.
+    """
     if value.op == "slice" and not value.args["back"]:
-        return int(value.args["start"])
+        return (int(value.args["start"]),)
     if value.op != "constant" or value.constant is None or value.constant.dtype != torch.int64:
-        return None
+        return ()
     elements = value.constant.flatten()
-    return int(elements[0]) if len(elements) > 1 and bool((elements.diff() == 1).all()) else None
+    steps = elements.diff()
+    return (int(elements[0]), int(steps[0])) if len(steps) and bool((steps == steps[0]).all()) else ()
 
 
 class Once:

@@ -305,8 +305,9 @@ class Writer:
         dims = tuple(names)
         if elements is not None and len(long) == 1 and len(names[long[0]]) == 1:
             (axis,) = names[long[0]]
-            first = self(value.args["follows"]).text if value.args.get("follows") else ""
-            text = _progression(elements.flatten(), axis, first) or _few(elements.flatten(), axis)
+            first, step = (value.args.get(name) for name in ("follows", "steps"))
+            first, step = (each and self(each).within(PRODUCT if i else SUM) for i, each in enumerate((first, step)))
+            text = _progression(elements.flatten(), axis, first or "", step or "") or _few(elements.flatten(), axis)
             if text is not None:
                 return Said(text[0], dims, (axis,), text[1], text[2])
         if elements is not None and len(long) == 2 and all(len(names[i]) == 1 for i in long):
@@ -471,9 +472,11 @@ def _few(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
     return call("cast", text, "i64"), CALL, "i64"
 
 
-def _progression(elements: torch.Tensor, axis: str, begins: str = "") -> tuple[str, int, str] | None:
+def _progression(
+    elements: torch.Tensor, axis: str, begins: str = "", steps: str = ""
+) -> tuple[str, int, str] | None:
     """An arithmetic or geometric progression, of the positions of an axis: its text, how it binds, and its dtype.
-    `begins` is what its first number is, if that follows sizes.
+    `begins` is what its first number is, and `steps` by what it goes on, if that follows sizes.
     """
     if elements.dtype == torch.bool:
         return None
@@ -485,7 +488,7 @@ def _progression(elements: torch.Tensor, axis: str, begins: str = "") -> tuple[s
         text = f"iota({axis})" if whole else f"cast(iota({axis}), f64)"
         binds = CALL
         if step != 1:
-            text, binds = f"{text} * {number_text(step)}", PRODUCT
+            text, binds = f"{text} * {steps or number_text(step)}", PRODUCT
         if first:
             text, binds = f"{text} + {begins or number_text(first)}", SUM
         return text, binds, "i64" if whole else "f64"
