@@ -33,7 +33,7 @@ from partita.importing.capture import wider
 from partita.importing.draws import Draws
 from partita.importing.graph import NotUnderstood, Value
 from partita.importing.imported import Imported
-from partita.importing.patterns.constants import progression_of, rounded
+from partita.importing.patterns.constants import base_of, progression_of, rounded
 from partita.importing.patterns.scalings import Scaling, scalings
 from partita.importing.substitutes import exported
 from partita.importing.writing.names import valid
@@ -314,13 +314,19 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
     return made if weight is None else made * weight
 
 
-# What torch computes otherwise in f64: with a sixth in f32, or an epsilon that is another one for each dtype.
+def _distances(x: Tensor, y: Tensor, p: float = 2.0, mode: int | None = None) -> Tensor:
+    return torch.cdist(x, y, p, "donot_use_mm_for_euclid_dist")
+
+
+# What torch computes otherwise in f64: with a sixth in f32, or an epsilon that is another one for each dtype; and
+# distances of many points, of a product, which rounds what is near.
 EXACT: Mapping[Any, Callable[..., Tensor]] = {
     torch.ops.aten.hardsigmoid.default: _hardsigmoid,
     torch.ops.aten.hardsigmoid_.default: _hardsigmoid,
     torch.ops.aten.hardswish.default: _hardswish,
     torch.ops.aten.hardswish_.default: _hardswish,
     torch.ops.aten.rms_norm.default: _rms_norm,
+    torch.ops.aten.cdist.default: _distances,
 }
 
 
@@ -353,9 +359,7 @@ def exact(module: nn.Module, inputs: Mapping[str, Tensor], tables: Collection[st
     for path, holder in graph.named_modules():
         for name, tensor in [*holder._buffers.items(), *vars(holder).items()]:
             if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-                parts = tensor.to(torch.complex128).resolve_conj()
-                real, imaginary = (_made_exact(each, scaled) for each in (parts.real, parts.imag))
-                widened = torch.complex(real, imaginary) if tensor.is_complex() else real
+                widened = _complex(tensor, scaled) if tensor.is_complex() else _made_exact(tensor.double(), scaled)
                 widened = tensor.double() if f"{path}.{name}".lstrip(".") in tables else widened
                 if name in holder._buffers:
                     holder._buffers[name] = widened
@@ -404,11 +408,25 @@ def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tens
     return tensor
 
 
+def _complex(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tensor:
+    """Complex numbers in f64, of exact angles if those of rotary positions are meant."""
+    parts = tensor.to(torch.complex128).resolve_conj()
+    base = base_of(parts.real, parts.imag) if tensor.dim() == 2 else None
+    if base is None:
+        return torch.complex(_made_exact(parts.real, scaled), _made_exact(parts.imag, scaled))
+    positions, pairs = tensor.shape
+    angles = torch.arange(positions).double()[:, None] * base ** (-torch.arange(pairs).double() / pairs)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
 def _angles(table: Tensor) -> Tensor | None:
-    """Cosines or sines of position · base^(-i / n), computed in f64, if a table has them."""
+    """Cosines or sines of position · base^(-i / n), computed in f64, if a table has them. Of a small angle the cosine
+    says little, and of one beyond half a turn nothing: both the first and the last are tried.
+    """
     positions, count = table.shape
-    for inverse, function in ((torch.acos, torch.cos), (torch.asin, torch.sin)):
-        ratio = float(f"{float(inverse(table[1]).clamp(min=1e-30)[1] ** -count):.4g}") if count > 1 else 1.0
+    ways = product(((torch.acos, torch.cos), (torch.asin, torch.sin)), (1, positions - 1))
+    for (inverse, function), row in ways:
+        ratio = float(f"{float((inverse(table[row]).clamp(min=1e-30)[1] / row) ** -count):.4g}") if count > 1 else 1.0
         angles = torch.arange(positions).double()[:, None] * ratio ** (-torch.arange(count).double() / count)
         if rounded(function(angles), table, angles):
             return function(angles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import exp, prod
+from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -336,13 +337,25 @@ def _along_one(ids: Value, dim: int) -> Value | None:
 
 @aten("slice_scatter.default")
 def _slice_scatter(value: Value, a: Arguments) -> Value:
-    """A dimension of which a part is replaced: what is before, the part, and what is behind."""
+    """A dimension of which a part is replaced, or every so many of its elements: one of the second dimension that it
+    splits into.
+    """
     x, part, dim, step = a["self"], a["src"], a.dim(), int(a["step"])
     a.ignored("end")
-    if step != 1:
-        raise value.refuse("writing every few elements")
+    size = x.shape[dim]
     start = a["start"] or 0
-    start = start + x.shape[dim] if start < 0 else start
+    start = start + size if start < 0 else start
+    if step == 1:
+        return _with_part(value, x, part, dim, start)
+    if size % step or start >= step or part.shape[dim] != size // step:
+        raise value.refuse(f"writing every {step} elements from {start} on, of {size}")
+    x = viewed(value, x, (*x.shape[:dim], size // step, step, *x.shape[dim + 1 :]))
+    part = viewed(value, part, (*part.shape[: dim + 1], 1, *part.shape[dim + 1 :]))
+    return viewed(value, _with_part(x, x, part, dim + 1, start))
+
+
+def _with_part(value: Value, x: Value, part: Value, dim: int, start: int) -> Value:
+    """What is before, the part, and what is behind."""
     end = start + part.shape[dim]
     before = sliced(value, x, dim, 0, start) if start else None
     behind = sliced(value, x, dim, end, x.shape[dim] - end) if end < x.shape[dim] else None
@@ -555,6 +568,7 @@ def _adaptive_max(value: Value, a: Arguments, index: int) -> Value:
 
 
 @aten("adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default", "_adaptive_avg_pool2d.default")
+@aten("adaptive_avg_pool3d.default", "_adaptive_avg_pool3d.default")
 def _adaptive_mean(value: Value, a: Arguments) -> Value:
     return _adapted(value, a, "mean")
 
@@ -565,13 +579,40 @@ def _adapted(value: Value, a: Arguments, function: str) -> Value:
     if all(each == 1 for each in size):
         return reduced(value, function, x, list(range(first, x.rank)), True)
     if any(whole % part for whole, part in zip(x.shape[first:], size, strict=True)):
-        raise value.refuse("adaptive pooling to sizes that do not divide")
+        for dim, part in enumerate(size, first):
+            x = _of_windows(value, x, dim, part, function)
+        return x
     split: list[int] = [*x.shape[:first]]
     dims = []
     for whole, part in zip(x.shape[first:], size, strict=True):
         split += [part, whole // part]
         dims.append(len(split) - 1)
     return reduced(value, function, viewed(value, x, tuple(split)), dims, False)
+
+
+def _of_windows(value: Value, x: Value, dim: int, count: int, function: str) -> Value:
+    """The mean or the largest of each of so many windows, which overlap where they do not divide a dimension: a product,
+    or of as many elements as the longest has, the last again and again.
+    """
+    size = x.shape[dim]
+    begins, ends = ([i * size // count for i in range(count)], [-(-(i + 1) * size // count) for i in range(count)])
+    if function == "mean":
+        table = torch.zeros(size, count, dtype=torch.float64)
+        for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            table[begin:end, i] = 1 / (end - begin)
+        return _along_dim(value, x, dim, value.make_constant(table))
+    longest = max(end - begin for begin, end in zip(begins, ends, strict=True))
+    places = [min(begin + i, end - 1) for begin, end in zip(begins, ends, strict=True) for i in range(longest)]
+    shape = [*x.shape[:dim], len(places), *x.shape[dim + 1 :]]
+    taken = value.make("take", shape, x.dtype, x=x, dim=dim, ids=value.make_constant(torch.tensor(places)))
+    windows = viewed(value, taken, (*x.shape[:dim], count, longest, *x.shape[dim + 1 :]))
+    return reduced(value, "max", windows, [dim + 1], False)
+
+
+def _along_dim(value: Value, x: Value, dim: int, table: Value) -> Value:
+    """The product of a dimension and a table [of its size, of another]."""
+    names = ascii_lowercase[: x.rank]
+    return einsum(value, [names, f"{names[dim]}z"], names.replace(names[dim], "z"), x, table)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default", "upsample_nearest1d.vec")
@@ -616,8 +657,7 @@ def _resized(value: Value, a: Arguments) -> Value:
         mode = "bicubic" if cubic else "linear"
         places = functional.interpolate(ones, (wide, 1) if cubic else wide, mode=mode, align_corners=corners)
         table = value.make_constant(places.view(size, wide))
-        names = "abcdefg"[: x.rank]
-        x = einsum(value, [names, f"{names[dim]}z"], names.replace(names[dim], "z"), x, table)
+        x = _along_dim(value, x, dim, table)
     return x
 
 

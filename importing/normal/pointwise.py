@@ -166,8 +166,35 @@ def _floor_divide(value: Value, a: Arguments) -> Value:
         return pointwise(value, "divide", x, y)
     if value.is_float:
         divided = pointwise(value, "divide", x, y)
-        return pointwise(value, "floor", divided) if mode == "floor" else value.make("truncate", x=divided)
+        return pointwise(value, "floor", divided) if mode == "floor" else _truncated(value, divided)
     return pointwise(value, "floor_divide", x, y)
+
+
+@aten("ceil.default", "trunc.default", "fmod.Scalar", "fmod.Tensor")
+def _rounded(value: Value, a: Arguments) -> Value:
+    x = a["self"]
+    if not value.is_float:
+        raise value.refuse(f"`{value.op.partition('.')[0]}` of integers")
+    if value.op == "trunc.default":
+        return _truncated(value, x)
+    if value.op == "ceil.default":
+        return pointwise(value, "negate", pointwise(value, "floor", pointwise(value, "negate", x)))
+    whole = _truncated(value, pointwise(value, "divide", x, a["other"]))
+    return pointwise(value, "subtract", x, pointwise(value, "multiply", whole, a["other"]))
+
+
+def _truncated(value: Value, x: Value) -> Value:
+    """x, rounded toward zero."""
+    return pointwise(value, "multiply", pointwise(value, "sign", x), pointwise(value, "floor", pointwise(x, "abs", x)))
+
+
+@aten("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor")
+def _exclusive(value: Value, a: Arguments) -> Value:
+    x, y = a["self"], a["other"]
+    if not x.dtype == y.dtype == torch.bool:
+        raise value.refuse("`xor` of bits")
+    both = pointwise(value, "not", pointwise(value, "and", x, y))
+    return pointwise(value, "and", pointwise(value, "or", x, y), both)
 
 
 @aten("remainder.Scalar", "remainder.Tensor")
@@ -216,6 +243,33 @@ def _near(value: Value, a: Arguments) -> Value:
     if value.op == "expm1.default":
         return pointwise(value, "subtract", pointwise(value, "exp", x), 1)
     return pointwise(value, "divide", pointwise(value, "log", x), log(2 if value.op == "log2.default" else 10))
+
+
+@aten("sinh.default", "cosh.default", "asinh.default", "acosh.default", "atanh.default")
+def _hyperbolic(value: Value, a: Arguments) -> Value:
+    x, of, name = a["self"], partial(pointwise, value), value.op.partition(".")[0]
+    if name in ("sinh", "cosh"):
+        both = (of("exp", x), of("exp", of("negate", x)))
+        return of("divide", of("subtract" if name == "sinh" else "add", *both), 2)
+    if name == "atanh":
+        return of("divide", of("log", of("divide", of("add", x, 1), of("subtract", 1.0, x))), 2)
+    if name == "acosh":
+        return of("log", of("add", x, of("sqrt", of("subtract", of("multiply", x, x), 1))))
+    below = x.make("pointwise", x.shape, torch.bool, function="less", xs=[x, 0])  # abs has no slope at 0
+    size = of("where", below, of("negate", x), x)
+    made = of("log", of("add", size, of("sqrt", of("add", of("multiply", size, size), 1))))
+    return of("where", below, of("negate", made), made)
+
+
+@aten("tan.default", "asin.default", "acos.default", "atan.default")
+def _angle(value: Value, a: Arguments) -> Value:
+    x, of, name = a["self"], partial(pointwise, value), value.op.partition(".")[0]
+    if name == "tan":
+        return of("divide", of("sin", x), of("cos", x))
+    if name == "atan":
+        return of("atan2", x, 1.0)
+    rest = of("sqrt", of("subtract", 1.0, of("multiply", x, x)))
+    return of("atan2", x, rest) if name == "asin" else of("atan2", rest, x)
 
 
 @aten("gelu.default")

@@ -11,7 +11,7 @@ import torch
 from partita.importing.graph import Value
 from partita.importing.normal.arguments import Arguments, aten, several
 from partita.importing.normal.pointwise import broadcasted, pointwise
-from partita.importing.normal.views import viewed
+from partita.importing.normal.views import selected, viewed
 
 
 def reduced(value: Value, function: str, x: Value, dims: list[int], keep: bool) -> Value:
@@ -22,15 +22,25 @@ def reduced(value: Value, function: str, x: Value, dims: list[int], keep: bool) 
 
 
 @aten("mean.dim", "sum.dim_IntList", "amax.default", "amin.default", "mean.default", "sum.default")
-@aten("max.default", "min.default", "logsumexp.default", "any.dim", "all.dim")
+@aten("max.default", "min.default", "logsumexp.default")
 def _reduction(value: Value, a: Arguments) -> Value:
     function = value.op.partition(".")[0].removeprefix("a")
-    if function in ("ny", "ll"):
-        raise value.refuse(f"`{value.op.partition('.')[0]}` of booleans")
     x, given = a["self"], a["dim"]
     a.ignored("dtype")
     x = x.make("cast", x.shape, torch.int64, x=x) if x.dtype == torch.bool else x
     return reduced(value, function, x, _dims(x, given), bool(a["keepdim"]))
+
+
+@aten(*(f"{name}.{overload}" for name in ("any", "all") for overload in ("default", "dim", "dims")))
+def _logical(value: Value, a: Arguments) -> Value:
+    """The largest, or the smallest, of ones and zeros."""
+    x = a["self"]
+    if x.dtype != torch.bool:
+        x = x.make("pointwise", x.shape, torch.bool, function="not_equal", xs=[x, 0])
+    ones = x.make("cast", x.shape, torch.float32, x=x)
+    function = "max" if value.op.startswith("any") else "min"
+    made = reduced(value, function, ones, _dims(x, a["dim"]), bool(a["keepdim"]))
+    return pointwise(value, "greater", made.make(made.op, made.shape, torch.float32, **made.args), 0)
 
 
 @aten("var.correction", "std.correction", "var.dim", "std.dim", "var.default", "std.default")
@@ -97,6 +107,23 @@ def _cosine(value: Value, a: Arguments) -> Value:
     return pointwise(value, "divide", product, pointwise(value, "multiply", *lengths))
 
 
+@aten("cdist.default")
+def _distances(value: Value, a: Arguments) -> Value:
+    """Of each row of x to each of y; like torch's, without a slope where it is zero."""
+    x, y, power = a["x1"], a["x2"], a["p"]
+    a.ignored("compute_mode")
+    x, y = (viewed(value, x, (*x.shape[:-1], 1, x.shape[-1])), viewed(value, y, (*y.shape[:-2], 1, *y.shape[-2:])))
+    off = broadcasted(value, "subtract", x, y)
+    last = [off.rank - 1]
+    if power in (1, float("inf")):
+        return reduced(value, "sum" if power == 1 else "max", pointwise(off, "abs", off), last, False)
+    if power != 2:
+        raise value.refuse(f"distances of order {power}")
+    squares = reduced(value, "sum", pointwise(off, "multiply", off, off), last, False)
+    apart = value.make("pointwise", value.shape, torch.bool, function="greater", xs=[squares, 0])
+    return pointwise(value, "where", apart, pointwise(value, "sqrt", pointwise(value, "where", apart, squares, 1)), 0)
+
+
 @aten("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default", "cumsum.default")
 def _along(value: Value, a: Arguments) -> Value:
     a.ignored("dtype", "half_to_float")
@@ -134,7 +161,21 @@ def _ctc_loss(value: Value, a: Arguments) -> Value:
 def _cumprod(value: Value, a: Arguments) -> Value:
     """h[t] = x[t] · h[t-1], which begins with 1."""
     a.ignored("dtype")
+    return _products(value, a["self"], a.dim())
+
+
+@aten("prod.dim_int")
+def _product(value: Value, a: Arguments) -> Value:
+    """The last of the products of the first elements."""
+    a.ignored("dtype")
     x, dim = a["self"], a.dim()
+    if not x.is_float:
+        raise value.refuse("a product of integers")
+    last = selected(value, _products(x.make("alias", x.shape), x, dim), dim, -1)
+    return viewed(value, last) if a["keepdim"] else last
+
+
+def _products(value: Value, x: Value, dim: int) -> Value:
     positions = value.make_constant(torch.arange(x.shape[dim]).view(-1, *(1,) * (x.rank - dim - 1)))
     first = positions.make("pointwise", positions.shape, torch.bool, function="equal", xs=[positions, 0])
     return value.make("linear_scan", a=x, x=pointwise(value, "where", first, x, 0), dim=dim)

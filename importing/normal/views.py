@@ -156,8 +156,9 @@ def sliced(value: Value, x: Value, dim: int, start: int, size: int, back: int = 
 
 def _every(value: Value, x: Value, dim: int, start: int, step: int) -> Value:
     """Every so many elements of a dimension: one of the second dimension that it splits into."""
-    if x.shape[dim] % step:
-        raise value.refuse(f"every {step} elements of {x.shape[dim]}")
+    if x.shape[dim] % step or start >= step or value.shape[dim] != x.shape[dim] // step:
+        ids = value.make_constant(torch.arange(value.shape[dim]) * step + start)
+        return value.make("take", x=x, dim=dim, ids=ids)
     split = viewed(value, x, (*x.shape[:dim], x.shape[dim] // step, step, *x.shape[dim + 1 :]))
     return selected(value, split, dim + 1, start)
 

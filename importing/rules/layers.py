@@ -171,6 +171,8 @@ def _say_embedding(write: Writer, value: Value) -> Said:
         if counted == over:
             return evolve(table, dims=dims)
         return Said(call("slice", table.text, f"{over} -> {counted}"), dims, axes, dtype=table.dtype)
+    if not value.is_float:
+        return Said(call("gather", table.text, of_ids.text, along=over), dims, axes, dtype=write.dtype_of(value))
     return Said(call("embedding", of_ids.text, table.text, over=over, padding=padding), dims, axes, dtype=table.dtype)
 
 

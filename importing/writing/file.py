@@ -184,7 +184,7 @@ class File:
         for each in beside:
             if each.rank > 1:
                 names = [own for dim in self.axes.of(each)[1:] for own in dim]
-                text = " * ".join(f"size({own})" for own in names)
+                text = " * ".join(f"size({own})" for own in names) or "1"
                 found[text] = prod(self.axes.sizes[own] for own in names)
         return found
 

@@ -27,7 +27,7 @@ def drawn(every: Tensor, fans: Mapping[str, int]) -> str:
     for text, size in fans.items():  # as `nn.Linear`, `nn.Conv2d` and `nn.LSTM` do
         most = 1 / sqrt(size)
         if bound <= most * 1.001 and abs(deviation * sqrt(3 * size) - 1) < NEAR * error:
-            return f"uniform(1 / sqrt({text}))"
+            return f"uniform(1 / sqrt({text}))" if size > 1 else "uniform(1)"
     if bound < 1.9 * deviation and len(every) > 4 * FEW:
         return f"uniform({float(f'{bound:.2g}'):g})"
     if len(every) > FEW and abs(float(every.mean())) > max(deviation, NEAR * deviation / sqrt(len(every))):

@@ -472,9 +472,7 @@ def _few(elements: torch.Tensor, axis: str) -> tuple[str, int, str] | None:
     return call("cast", text, "i64"), CALL, "i64"
 
 
-def _progression(
-    elements: torch.Tensor, axis: str, begins: str = "", steps: str = ""
-) -> tuple[str, int, str] | None:
+def _progression(elements: torch.Tensor, axis: str, begins: str = "", steps: str = "") -> tuple[str, int, str] | None:
     """An arithmetic or geometric progression, of the positions of an axis: its text, how it binds, and its dtype.
     `begins` is what its first number is, and `steps` by what it goes on, if that follows sizes.
     """

@@ -407,7 +407,38 @@ class Halves(nn.Module):
         return told, F.cross_entropy(c, labels) - (told * F.log_softmax(two, -1)).sum(-1).mean()
 
 
+class Kinds(nn.Module):
+    """Angles of all kinds, rounding, logic along dimensions, distances, every few elements that are written, pools that
+    overlap, products, a table of ids, a projection of one number, and places that are counted through all rows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.price, self.cat = nn.Linear(6, 6), nn.Linear(1, 6, bias=False), nn.Embedding(4, 6)
+        self.classes = nn.Linear(6, 3)
+        self.register_buffer("kinds", torch.tensor([0, 3, 1, 1, 2, 0, 3, 2, 2]))
+
+    def forward(self, x: Tensor, ids: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.up(x)
+        b = z.tanh() * 0.9
+        h = b.atanh() * b.asinh() + (b.square() + 1.5).acosh() * b.sinh() - b.cosh()
+        h = h + b.tan() * b.asin() + b.acos() * b.atan() + (x.ceil() + x.fmod(0.7) + x.trunc()) * z
+        some = (x > 0.5).any(-1, keepdim=True) ^ (x > -2).all(dim=(1, 2))[:, None, None]
+        h = torch.where(some, h, h * 0.5)
+        w = torch.empty_like(h)
+        w[..., ::2], w[..., 1::2] = h[..., 1::2] * 0.5, -h[..., ::2]
+        d = torch.cdist(z, z)
+        h = w + d.mean(-1, keepdim=True) + d.topk(2, -1, largest=False)[0].sum(-1, keepdim=True)
+        h = h + torch.cdist(z, w, p=1.0).mean() + F.adaptive_avg_pool1d(z, 4).sum(-1, keepdim=True)
+        h = h + F.adaptive_max_pool1d(h, 4)[..., :1] + z[..., 1::4].sum(-1, keepdim=True)
+        h = h + self.cat(self.kinds[ids]) + self.price(x[..., :1]) + b.prod(1)[:, None]
+        before = (torch.arange(len(x)) * x.shape[1])[:, None] + torch.zeros_like(ids)
+        h = h + torch.zeros_like(h).flatten(0, 1).index_add(0, before.flatten(), h.flatten(0, 1)).view_as(h)
+        return h, F.mse_loss(h, y) + F.multi_margin_loss(self.classes(h[:, 0]), ids[:, 0] % 3)
+
+
 CASES = {
+    "kinds": (Kinds, lambda: {"x": torch.randn(3, 5, 6), "ids": ids(3, 5, 9), "y": torch.randn(3, 5, 6)}),
     "graph": (
         Graph,
         lambda: {"x": torch.randn(5, 6), "edges": torch.randint(0, 5, (2, 9))},
