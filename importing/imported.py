@@ -15,7 +15,7 @@ from partita.importing.axes import Axes
 from partita.importing.capture import capture
 from partita.importing.factors import RULES, Solver
 from partita.importing.graph import FLOATS, Captured, NotUnderstood, Value, number, order, rewritten
-from partita.importing.normal import layers, pointwise, products, recurrence, reductions, views
+from partita.importing.normal import complex, layers, pointwise, products, recurrence, reductions, views
 from partita.importing.normal.arguments import normal
 from partita.importing.normal.views import expanded
 from partita.importing.patterns import patterns
@@ -29,7 +29,7 @@ from partita.importing.writing.program import CallsDiffer, Program
 from partita.importing.writing.tree import VIEWS
 
 # What registers operations.
-REGISTERED = (rules, layers, pointwise, products, recurrence, reductions, views)
+REGISTERED = (rules, complex, layers, pointwise, products, recurrence, reductions, views)
 WHOLE = ("equal", "not_equal", "floor", "round")  # functions that tell a number from one that is almost the same
 
 
@@ -181,7 +181,7 @@ class Once:
 
 def _normal(value: Value) -> Value | None:
     if value.constant is None:
-        return normal(value)
+        return complex.of_complex(value) or normal(value)
     try:
         return normal(value)
     except NotUnderstood:

@@ -591,8 +591,8 @@ def _adapted(value: Value, a: Arguments, function: str) -> Value:
 
 
 def _of_windows(value: Value, x: Value, dim: int, count: int, function: str) -> Value:
-    """The mean or the largest of each of so many windows, which overlap where they do not divide a dimension: a product,
-    or of as many elements as the longest has, the last again and again.
+    """The mean or the largest of each of so many windows, which overlap where they do not divide a dimension: a
+    product, or of as many elements as the longest has, the last again and again.
     """
     size = x.shape[dim]
     begins, ends = ([i * size // count for i in range(count)], [-(-(i + 1) * size // count) for i in range(count)])
@@ -600,7 +600,7 @@ def _of_windows(value: Value, x: Value, dim: int, count: int, function: str) -> 
         table = torch.zeros(size, count, dtype=torch.float64)
         for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             table[begin:end, i] = 1 / (end - begin)
-        return _along_dim(value, x, dim, value.make_constant(table))
+        return along_table(value, x, dim, value.make_constant(table))
     longest = max(end - begin for begin, end in zip(begins, ends, strict=True))
     places = [min(begin + i, end - 1) for begin, end in zip(begins, ends, strict=True) for i in range(longest)]
     shape = [*x.shape[:dim], len(places), *x.shape[dim + 1 :]]
@@ -609,7 +609,7 @@ def _of_windows(value: Value, x: Value, dim: int, count: int, function: str) -> 
     return reduced(value, "max", windows, [dim + 1], False)
 
 
-def _along_dim(value: Value, x: Value, dim: int, table: Value) -> Value:
+def along_table(value: Value, x: Value, dim: int, table: Value) -> Value:
     """The product of a dimension and a table [of its size, of another]."""
     names = ascii_lowercase[: x.rank]
     return einsum(value, [names, f"{names[dim]}z"], names.replace(names[dim], "z"), x, table)
@@ -657,7 +657,7 @@ def _resized(value: Value, a: Arguments) -> Value:
         mode = "bicubic" if cubic else "linear"
         places = functional.interpolate(ones, (wide, 1) if cubic else wide, mode=mode, align_corners=corners)
         table = value.make_constant(places.view(size, wide))
-        x = _along_dim(value, x, dim, table)
+        x = along_table(value, x, dim, table)
     return x
 
 

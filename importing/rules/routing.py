@@ -139,6 +139,7 @@ def _say_sum_by(write: Writer, value: Value) -> Said:
     others = {name for i, own in enumerate(x.dims) if i != dim for name in own}
     names = write.apart(write.names_of(value)[dim], others)
     new = write.merged_name(names)
+    new = write.second(old) if new == old else new  # rows that are summed into as many
     axes = tuple(new if name == old else name for name in x.axes)
     dims = tuple((new,) if i == dim else own for i, own in enumerate(x.dims))
     return write.split(

@@ -437,7 +437,26 @@ class Kinds(nn.Module):
         return h, F.mse_loss(h, y) + F.multi_margin_loss(self.classes(h[:, 0]), ids[:, 0] % 3)
 
 
+class Spectra(nn.Module):
+    """Transforms of Fourier, of windows and of whole dimensions, there and back, and products of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+        self.register_buffer("window", torch.hann_window(8))
+        self.weight = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.up(x)
+        s = torch.stft(z.flatten(1), 8, 4, window=self.window, return_complex=True)
+        f = torch.fft.rfft(z, dim=-1, norm="ortho") * torch.view_as_complex(self.weight)
+        h = torch.fft.irfft(f * torch.fft.rfft(z.tanh(), dim=-1), n=6, dim=-1) + torch.fft.fft2(z).real
+        h = h + torch.fft.ifft(f.conj(), dim=1).abs().sum(-1, keepdim=True)
+        return h, F.mse_loss(h, y) + s.abs().square().mean() * 0.1
+
+
 CASES = {
+    "spectra": (Spectra, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 6)}),
     "kinds": (Kinds, lambda: {"x": torch.randn(3, 5, 6), "ids": ids(3, 5, 9), "y": torch.randn(3, 5, 6)}),
     "graph": (
         Graph,

@@ -1,0 +1,191 @@
+"""Complex numbers, as pairs of their real and imaginary parts; transforms of Fourier, as products with tables."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import pi, prod
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from partita.importing.graph import Value, is_op
+from partita.importing.normal.arguments import OPERATIONS, Arguments, aten
+from partita.importing.normal.layers import along_table
+from partita.importing.normal.pointwise import broadcasted, pointwise
+from partita.importing.normal.views import selected, viewed
+
+# What of both parts is that of the whole.
+OF_EACH = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "expand", "flatten")
+OF_EACH += ("alias", "clone", "contiguous", "detach", "neg", "sum", "mean", "cat", "stack", "flip", "roll")
+
+
+def of_complex(value: Value) -> Value | None:
+    """What an operation of complex numbers is, if one of its operands is a pair."""
+    if value.constant is not None or not any(is_op(each, "complex") for each in value.inputs):
+        return None
+    value = _of_reals(value)
+    name, a = value.op.partition(".")[0], Arguments(value)
+    x = a["self"] if "self" in value.args else None
+    of = partial(broadcasted, value)
+    if name in OF_EACH:
+        return _pair(value, *(_of_part(value, which) for which in ("re", "im")))
+    if name in ("real", "imag") and x is not None:
+        part: Value = x.args["re" if name == "real" else "im"]
+        return part
+    if name == "view_as_real":
+        parts = [viewed(value, each, (*each.shape, 1)) for each in (x.args["re"], x.args["im"])]
+        return value.make("concat", xs=parts, dim=value.rank - 1)
+    if name == "abs":
+        re, im = x.args["re"], x.args["im"]
+        return pointwise(value, "sqrt", of("add", of("multiply", re, re), of("multiply", im, im)))
+    if name == "angle":
+        return pointwise(value, "atan2", x.args["im"], x.args["re"])
+    if name in ("conj", "_conj", "conj_physical"):
+        return _pair(value, x.args["re"], pointwise(x.args["im"], "negate", x.args["im"]))
+    if name in ("add", "sub", "mul", "div"):
+        return _of_two(value, name, x, a["other"])
+    return None
+
+
+def _pair(value: Value, re: Value, im: Value) -> Value:
+    return value.make("complex", re=re, im=im)
+
+
+def _of_part(value: Value, which: str) -> Value:
+    def part(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [part(each) for each in x]
+        return x.args[which] if is_op(x, "complex") else x
+
+    own = evolve(value, args={name: part(x) for name, x in value.args.items()})
+    return OPERATIONS[value.op](own, Arguments(own))
+
+
+def _of_reals(value: Value) -> Value:
+    """At a value's place what is made is of reals."""
+    return evolve(value, dtype=torch.float32) if value.dtype.is_complex else value
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    """The real and the imaginary part, of which reals have none."""
+    if is_op(x, "complex"):
+        return x.args["re"], x.args["im"]
+    if isinstance(x, Value) and x.dtype.is_complex:
+        if is_op(x, "view_as_complex.default"):
+            real: Value = x.args["self"]
+            return selected(real, real, real.rank - 1, 0), selected(real, real, real.rank - 1, 1)
+        if x.constant is None:
+            raise x.refuse("complex numbers whose parts are not known")
+        return x.make_constant(x.constant.real), x.make_constant(x.constant.imag)
+    return x, None
+
+
+def _of_two(value: Value, name: str, x: Any, y: Any) -> Value:
+    of = partial(broadcasted, value)
+    (a, b), (c, d) = _parts(x), _parts(y)
+    if name in ("add", "sub"):
+        function = "add" if name == "add" else "subtract"
+        rest = b if d is None else d if b is None and name == "add" else None
+        if rest is None:
+            rest = of("negate", d) if b is None else of(function, b, d)
+        return _pair(value, of(function, a, c), rest)
+    if d is None:
+        function = "multiply" if name == "mul" else "divide"
+        return _pair(value, of(function, a, c), of(function, b, c))
+    if name == "div":
+        raise value.refuse("a division by complex numbers")
+    if b is None:
+        return _pair(value, of("multiply", a, c), of("multiply", a, d))
+    re = of("subtract", of("multiply", a, c), of("multiply", b, d))
+    return _pair(value, re, of("add", of("multiply", a, d), of("multiply", b, c)))
+
+
+@aten("complex.default")
+def _complex(value: Value, a: Arguments) -> Value:
+    return _pair(_of_reals(value), a["real"], a["imag"])
+
+
+def _tables(value: Value, rows: int, columns: int, size: int, sign: int = 1) -> tuple[Value, Value]:
+    """Cosines and sines of `size` places of a turn, for each product of a row's and a column's number."""
+    shape = (rows, columns)
+
+    def of(function: str, elements: torch.Tensor, *xs: Any) -> Value:
+        made = value.make("pointwise", shape, elements.dtype, function=function, xs=list(xs))
+        made.constant = elements
+        return made
+
+    one, other = value.make_constant(torch.arange(rows)[:, None]), value.make_constant(torch.arange(columns))
+    turns = torch.arange(rows)[:, None] * torch.arange(columns)
+    exact = (turns % size).double() * (sign * 2 * pi / size)
+    places = of("remainder", turns % size, of("multiply", turns, one, other), size)
+    angles = of("multiply", exact, value.make("cast", shape, exact.dtype, x=places), sign * 2 * pi / size)
+    return of("cos", exact.cos(), angles), of("sin", exact.sin(), angles)
+
+
+@aten("_fft_r2c.default")
+def _from_reals(value: Value, a: Arguments) -> Value:
+    value = _of_reals(value)
+    x, dims, norm = a["self"], [dim % value.rank for dim in a["dim"]], int(a["normalization"])
+    a.ignored("onesided")
+    last, rest = dims[-1], dims[:-1]
+    cosines, sines = _tables(value, x.shape[last], value.shape[last], x.shape[last], -1)
+    re, im = (along_table(value, x, last, each) for each in (cosines, sines))
+    for dim in rest:
+        re, im = _turned(value, re, im, dim, -1)
+    return _scaled(value, re, im, norm, prod(x.shape[dim] for dim in dims))
+
+
+@aten("_fft_c2c.default")
+def _of_pairs(value: Value, a: Arguments) -> Value:
+    x, dims, norm = a["self"], [dim % value.rank for dim in a["dim"]], int(a["normalization"])
+    sign, value = -1 if a["forward"] else 1, _of_reals(value)
+    re, im = _parts(x.args["x"] if is_op(x, "cast") else x)
+    if im is None:
+        last = dims.pop()
+        size = x.shape[last]
+        re, im = (along_table(value, re, last, each) for each in _tables(value, size, size, size, sign))
+    for dim in dims:
+        re, im = _turned(value, re, im, dim, sign)
+    return _scaled(value, re, im, norm, prod(value.shape[dim % value.rank] for dim in a["dim"]))
+
+
+@aten("_fft_c2r.default")
+def _to_reals(value: Value, a: Arguments) -> Value:
+    """Frequencies that are left out are the conjugates of others: those between the first and the last count twice."""
+    x, dims, norm, size = a["self"], [dim % value.rank for dim in a["dim"]], int(a["normalization"]), a["last_dim_size"]
+    re, im = _parts(x)
+    for dim in dims[:-1]:
+        re, im = _turned(value, re, im, dim, 1)
+    last = dims[-1]
+    count = x.shape[last]
+    once = torch.tensor([i in (0, size - i) for i in range(count)])
+    times = value.make_constant(torch.where(once, 1.0, 2.0)[:, None])
+    re, im = (
+        pointwise(each, "multiply", each, viewed(times, times, (count, *(1,) * (each.rank - last - 1))))
+        for each in (re, im)
+    )
+    cosines, sines = _tables(value, count, size, size)
+    made = along_table(value, re, last, cosines)
+    made = broadcasted(value, "subtract", made, along_table(value, im, last, sines))
+    factor = _factor(norm, prod(value.shape[dim] for dim in dims))
+    return made if factor == 1 else pointwise(value, "multiply", made, factor)
+
+
+def _turned(value: Value, re: Value, im: Value, dim: int, sign: int) -> tuple[Value, Value]:
+    """The transform of pairs along a dimension."""
+    cosines, sines = _tables(value, *[re.shape[dim]] * 3, sign)
+    of, by = partial(broadcasted, value), partial(along_table, value)
+    first = of("subtract", by(re, dim, cosines), by(im, dim, sines))
+    return first, of("add", by(re, dim, sines), by(im, dim, cosines))
+
+
+def _factor(norm: int, count: int) -> float:
+    return float({0: 1.0, 1: count**-0.5, 2: 1 / count}[norm])
+
+
+def _scaled(value: Value, re: Value, im: Value, norm: int, count: int) -> Value:
+    factor = _factor(norm, count)
+    if factor != 1:
+        re, im = (pointwise(each, "multiply", each, factor) for each in (re, im))
+    return _pair(value, re, im)
