@@ -21,7 +21,7 @@ from partita.importing.normal.views import expanded
 from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
-from partita.importing.sizes import of_sizes, sized
+from partita.importing.sizes import Sized, of_sizes, sized
 from partita.importing.writing.file import TABLES
 from partita.importing.writing.known import Known
 from partita.importing.writing.names import snake
@@ -133,7 +133,7 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
 
 def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:
     """Say of each value the shape that it has where inputs are larger, if both are made of the same operations, and
-    where slices begin, and how progressions begin and go on, if that follows sizes.
+    where slices begin, how progressions begin and go on, and operands that are numbers, if these follow sizes.
     """
     ours, theirs = order(outputs), order(understood(others, scaled))
     if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
@@ -147,6 +147,12 @@ def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tupl
         }
         before, after = ({dim: sizes[i] for dim, sizes in grown.items()} for i in range(2))
         for value, twin in zip(ours, theirs, strict=True):
+            if value.op == "pointwise":
+                pairs = zip(value.args["xs"], twin.args["xs"], strict=True)
+                value.args["xs"] = [
+                    x if isinstance(x, Value | Sized) or x == y else of_sizes(x, y, before, after) or x
+                    for x, y in pairs
+                ]
             for name, one, two in zip(("follows", "steps"), _progresses(value), _progresses(twin), strict=False):
                 if one != two:
                     value.args[name] = of_sizes(one, two, before, after)

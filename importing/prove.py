@@ -49,6 +49,8 @@ ROUGHLY = 5e-2  # of gradients of the module in f32
 LEAST = 1e-2  # a gradient is held to no less than this share of the norm of all
 DEVIATION = 0.2
 FEW = 4  # numbers that may mean something each
+# Inputs: drawn, with ids that are ignored and without; and those of the example, of which more may have to be true.
+WAYS = ("ignored", "drawn", "example")
 DROP = re.compile(r"drop(_\d+)?")  # the constants that are rates of dropout
 INDEX = re.compile(r"\.\d+(?=\.)")  # of an iteration, in the name of a parameter
 
@@ -89,8 +91,12 @@ def prove(
         _same_dropout(path, imported)
         for number, candidates in enumerate(variants(imported, free)):
             redraw(module, number, buffers_of(imported))
-            for chosen, ignored in product(candidates, (True, False)):
-                given = drawn(imported, inputs, chosen, number, ignored)
+            for chosen, way in product(candidates, WAYS):
+                given = (
+                    repeated(imported, inputs, chosen)
+                    if way == "example"
+                    else drawn(imported, inputs, chosen, number, way == "ignored")
+                )
                 if given is None or chosen in sizes:
                     continue
                 if _runs(module, given) and (not number or _is_valid(path, chosen)):
@@ -205,17 +211,9 @@ def drawn(
     those that are `ignored`, if these shall, occur.
     """
     generator = torch.Generator().manual_seed(100 + seed)
-    program, found = imported.program, {}
-    names = {
-        value.args["name"]: program.file.axes.of(value)
-        for value in imported.graph.inputs
-        if value in program.solver.dims
-    }
+    found, shapes = {}, _shapes(imported, inputs, sizes)
     for name, example in inputs.items():
-        shape = [
-            sizes.get(own[0], size) if len(own) == 1 else size
-            for own, size in zip(names.get(name, [()] * example.dim()), example.shape, strict=True)
-        ]
+        shape = shapes[name]
         if example.is_floating_point():
             found[name] = _between(example, shape, generator)
         elif example.dtype == torch.bool:
@@ -244,6 +242,32 @@ def drawn(
         if example.dim() > 1 and not example.is_floating_point() and int(example.max()) <= 1:
             found[name][..., 0] = example[(0,) * example.dim()]  # no row of a mask leaves out everything
     return found
+
+
+def repeated(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """The inputs of the example at these sizes: parts of them, or the same again."""
+    found = dict(inputs)
+    for name, shape in _shapes(imported, inputs, sizes).items():
+        for dim, size in enumerate(shape):
+            found[name] = found[name].index_select(dim, torch.arange(size) % inputs[name].shape[dim])
+    return found
+
+
+def _shapes(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, list[int]]:
+    """The shapes of inputs where axes have these sizes."""
+    program = imported.program
+    names = {
+        value.args["name"]: program.file.axes.of(value)
+        for value in imported.graph.inputs
+        if value in program.solver.dims
+    }
+    return {
+        name: [
+            sizes.get(own[0], size) if len(own) == 1 else size
+            for own, size in zip(names.get(name, [()] * example.dim()), example.shape, strict=True)
+        ]
+        for name, example in inputs.items()
+    }
 
 
 def _between(example: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:

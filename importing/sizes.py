@@ -50,13 +50,14 @@ def sized(
     dimensions of inputs are one axis, which takes another capture. Raises NotUnderstood where operations differ
     between sizes.
     """
-    ours, different, unknown = _operations(graph), None, None
+    ours, different, unknown, failed = _operations(graph), None, None, False
     for free, likely in _ways(inputs, solved):
         for more in LARGER if len(free) > 1 else LARGER[:1]:
             larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
                 twin = capture(module, larger, graph.loss_alone)
             except NotUnderstood:
+                failed = True
                 continue
             theirs = _operations(twin)
             if [value.op for value in ours] == [value.op for value in theirs]:
@@ -65,7 +66,8 @@ def sized(
                 except NotUnderstood as error:
                     unknown = unknown or error
                     break
-                graph.lengths_fixed = unknown is not None or different is not None
+                of_batch = failed and len(free) == 1  # the module takes no other lengths, as far as is known
+                graph.lengths_fixed = unknown is not None or different is not None or of_batch
                 return twin
             different = different or larger
         columns = [inputs[name] for dims in free[1:] for name, _ in dims]  # or lengths, if ids or vectors have them
