@@ -16,8 +16,10 @@ from partita.importing.normal.pointwise import broadcasted, pointwise
 from partita.importing.normal.views import selected, viewed
 
 # What of both parts is that of the whole.
-OF_EACH = ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "expand", "flatten")
-OF_EACH += ("alias", "clone", "contiguous", "detach", "neg", "sum", "mean", "cat", "stack", "flip", "roll")
+OF_EACH = (
+    *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "expand", "flatten"),
+    *("alias", "clone", "contiguous", "detach", "neg", "sum", "mean", "cat", "stack", "flip", "roll"),
+)
 
 
 def of_complex(value: Value) -> Value | None:
@@ -26,11 +28,11 @@ def of_complex(value: Value) -> Value | None:
         return None
     value = _of_reals(value)
     name, a = value.op.partition(".")[0], Arguments(value)
-    x = a["self"] if "self" in value.args else None
+    x: Any = a["self"]
     of = partial(broadcasted, value)
     if name in OF_EACH:
         return _pair(value, *(_of_part(value, which) for which in ("re", "im")))
-    if name in ("real", "imag") and x is not None:
+    if name in ("real", "imag"):
         part: Value = x.args["re" if name == "real" else "im"]
         return part
     if name == "view_as_real":
@@ -174,7 +176,8 @@ def _to_reals(value: Value, a: Arguments) -> Value:
 
 def _turned(value: Value, re: Value, im: Value, dim: int, sign: int) -> tuple[Value, Value]:
     """The transform of pairs along a dimension."""
-    cosines, sines = _tables(value, *[re.shape[dim]] * 3, sign)
+    size = re.shape[dim]
+    cosines, sines = _tables(value, size, size, size, sign)
     of, by = partial(broadcasted, value), partial(along_table, value)
     first = of("subtract", by(re, dim, cosines), by(im, dim, sines))
     return first, of("add", by(re, dim, sines), by(im, dim, cosines))

@@ -574,7 +574,8 @@ def _adaptive_mean(value: Value, a: Arguments) -> Value:
 
 
 def _adapted(value: Value, a: Arguments, function: str) -> Value:
-    x, size = a["self"], list(a["output_size"])
+    x: Value = a["self"]
+    size = list(a["output_size"])
     first = x.rank - len(size)
     if all(each == 1 for each in size):
         return reduced(value, function, x, list(range(first, x.rank)), True)
