@@ -155,6 +155,10 @@ class Dequantize(Op):
             rules.append(ShardingRule((name, name, of_factors, None), (axis.name,)))
         return tuple(rules)
 
+    def vmapped(self, axis: Axis) -> Op | None:
+        """It is in no loop: parameters become numbers once all operations are there."""
+        return None
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A product for each element."""
         return results[0].elements

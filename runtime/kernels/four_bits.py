@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partita.compiler.ops.four_bits import CODES, FACTORS, OFFSET, SCALES, SLAB, FourBits
 from partita.runtime.declared import waits
-from partita.runtime.kernels.quantized import MAPS
+from partita.runtime.kernels.quantized import dynamic_map
 from partita.runtime.kernels.registry import kernel
 
 # The quantiles of QLoRA's NF4: 16 values of which each is as likely, of numbers that are distributed normally, and one
@@ -20,6 +20,7 @@ QUANTILES = (
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
     *(0.7229568362236023, 1.0),
 )
+MAP = dynamic_map(True, torch.float32)
 LEAST = 1e-38  # what a block of zeros is divided by
 
 
@@ -34,7 +35,7 @@ def _pairs(device: torch.device) -> Tensor:
 @lru_cache(maxsize=8)
 @waits("a table, made once")
 def _map(device: torch.device) -> Tensor:
-    return torch.tensor(MAPS[True], device=device)
+    return torch.tensor(MAP, device=device)
 
 
 @kernel

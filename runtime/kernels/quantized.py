@@ -22,11 +22,11 @@ EXPONENTS = 7
 MIN_SCALE = 1e-12
 
 
-def dynamic_map(signed: bool) -> list[float]:
-    """The 256 values of the dynamic map, ascending, as arithmetic in f32 has them."""
+def dynamic_map(signed: bool, dtype: torch.dtype = torch.float64) -> list[float]:
+    """The 256 values of the dynamic map, ascending, as arithmetic in a dtype has them; that of bitsandbytes is f32."""
     values = [0.0, 1.0]
     for exponent in range(EXPONENTS):
-        bounds = torch.linspace(0.1, 1, 2 ** (exponent if signed else exponent + 1) + 1)
+        bounds = torch.linspace(0.1, 1, 2 ** (exponent if signed else exponent + 1) + 1, dtype=dtype)
         middles = (10.0 ** (exponent + 1 - EXPONENTS) * ((bounds[:-1] + bounds[1:]) / 2)).tolist()
         values += [*middles, *(-each for each in middles)] if signed else middles
     return sorted(values)

@@ -86,8 +86,8 @@ def i(*axes: Axis) -> Type:
     return Type("i64", axes)
 
 
-# 36 groups of scales with one factor, along the axis of blocks.
-QUANTIZED = Dequantize((Axis("m", 36 * 2 * 4), B), ("b", "m"), 4, "f64")
+# Six times 256 blocks follow each other, so that there are six factors.
+QUANTIZED = Dequantize((Axis("m", 6 * 256 * 4), B), ("b", "m"), 4, "f64")
 
 
 def codes(*axes: Axis) -> Type:

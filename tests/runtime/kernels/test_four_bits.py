@@ -14,8 +14,7 @@ from torch import Tensor
 from partita.compiler.ops.four_bits import CODES, FACTORS, OFFSET, SCALES, FourBits
 from partita.dsl.types import Axis, Type
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.kernels.four_bits import QUANTILES, nf4, quantize
-from partita.runtime.kernels.quantized import dynamic_map
+from partita.runtime.kernels.four_bits import MAP, QUANTILES, nf4, quantize
 from tests.marks import examples
 
 
@@ -56,7 +55,7 @@ def test_each_element_is_the_nearest_that_its_block_has(form: FourBits, seed: in
     order = [form.whole.names.index(name) for name in form.order]
     rows = x.float().permute(order).numpy().reshape(-1, x.shape[order[-1]])
     seen = found.float().permute(order).numpy().reshape(rows.shape)
-    table, eight = np.array(QUANTILES, np.float32), np.array(dynamic_map(True), np.float32)
+    table, eight = np.array(QUANTILES, np.float32), np.array(MAP, np.float32)
     starts = range(0, rows.shape[1], form.length)
     largest = np.stack([np.abs(rows[:, i : i + form.length]).max(1) for i in starts], 1)
     offset = largest.mean()
