@@ -115,7 +115,9 @@ def few_kv_heads() -> Numbers:
         x, y = drawn(step, "x", 2, 6, 8), drawn(step, "y", 2, 6, 8)
         query = torch.einsum("bse,ehk->bshk", x, q["m.wq"][:, 0])
         key, value = ((x @ q[name][:, 0]).unsqueeze(2).expand(-1, -1, 4, -1) for name in ("m.wk", "m.wv"))
-        return F.mse_loss(torch.einsum("bshk,hke->bse", attended(query, key, value, sink=q["m.sink"][0]), q["m.wo"][0]), y)
+        return F.mse_loss(
+            torch.einsum("bshk,hke->bse", attended(query, key, value, sink=q["m.sink"][0]), q["m.wo"][0]), y
+        )
 
     return trained(p, loss, 2, sgd(0.5))
 

@@ -1,7 +1,7 @@
 """The documented random numbers and plain training, in numpy and torch alone: nothing of Partita is used here.
 
-`docs/random.md` says how a file's initial values and data follow from its seed; so a script can begin where a run begins,
-and go on with autograd, in float64, in one process.
+`docs/random.md` says how a file's initial values and data follow from its seed; so a script can begin where a run
+begins, and go on with autograd, in float64, in one process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def drawn(step: int, name: str, *shape: int) -> Tensor:
 def integers(step: int, name: str, below: int, *shape: int) -> Tensor:
     """An integer input of `random()`."""
     word = words("batch", step, name, math.prod(shape))
-    return torch.from_numpy((((word >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.int64)).view(shape)
+    return torch.from_numpy((((word >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.int64)).view(
+        shape
+    )
 
 
 def order(count: int, epochs: int) -> np.ndarray:
@@ -110,7 +112,11 @@ def adamw(rate: float, decay: float = 0.0, decayed: Callable[[str], bool] = lamb
 
 
 def trained(
-    parameters: Parameters, loss: Callable[[Parameters, int], Tensor], steps: int, update: Update, clip: float = math.inf
+    parameters: Parameters,
+    loss: Callable[[Parameters, int], Tensor],
+    steps: int,
+    update: Update,
+    clip: float = math.inf,
 ) -> Numbers:
     """Train in one process, by autograd. A step whose loss is not finite updates nothing."""
     p = {name: value.double() for name, value in parameters.items()}

@@ -4,6 +4,7 @@ script that uses nothing of Partita (`exhibits.py`). The page that tells of them
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 from partita.dsl.diagnostic import Refused
 from partita.runtime.data.binding import bind
 from partita.runtime.rank import CompiledRun, prepare
-from tests.files import checked
+from tests.files import ROOT, checked
 from tests.marks import soak
 from tests.museum import exhibits
 from tests.museum.numbers import Numbers
+from tests.planted.lists import SUBJECTS
 from tests.runtime.checkpoint.runs import Outcome, trained, without_checkpoints
 
 FOLDER = Path(__file__).parent
@@ -90,11 +92,13 @@ def same(found: Outcome, numbers: Numbers, first: int = 1) -> None:
     assert list(found.steps) == list(steps)
     reported = torch.tensor([found.steps[step][:2] for step in steps], dtype=torch.float64)
     pairs = list(zip(numbers.losses, numbers.norms, strict=True))[first - 1 :]
-    torch.testing.assert_close(reported, torch.tensor(pairs, dtype=torch.float64), rtol=1e-9, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(
+        reported, torch.tensor(pairs, dtype=torch.float64), rtol=1e-9, atol=1e-12, equal_nan=True
+    )
     parameters = found.run.parameters()
     assert set(parameters) == set(numbers.parameters)
     for name, value in numbers.parameters.items():
-        torch.testing.assert_close(parameters[name].double(), value, rtol=1e-8, atol=1e-11, msg=lambda why: f"{name}: {why}")
+        assert torch.allclose(parameters[name].double(), value, rtol=1e-8, atol=1e-11), name
 
 
 @pytest.mark.parametrize("case", [*QUICK, *soak(*LONGER)])
@@ -143,3 +147,12 @@ def test_what_half_precision_would_lose_is_kept(what: str):
         for name, value in right.items():
             moved = (value - begun).norm()
             assert (found[name].double() - value).norm() < 0.02 * moved, (name, found[name].dtype)
+
+
+def test_the_page_tells_of_every_file_and_every_mistake():
+    page = (ROOT / "docs" / "museum.md").read_text()
+    assert set(re.findall(r"museum/(\w+\.par)\)", page)) == {path.name for path in FOLDER.glob("*.par")}
+    rows = [line.rpartition(" | ")[2] for line in page.splitlines() if line.startswith("| [")]
+    told = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)]
+    assert len(rows) >= 40
+    assert set(told) == {planted.name for planted in SUBJECTS["museum"]}
