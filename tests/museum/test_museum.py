@@ -125,13 +125,14 @@ def test_a_ring_that_would_mix_documents_is_refused():
 
 @pytest.mark.parametrize("how", ["same", "layout", "torn"])
 def test_an_interrupted_run_has_the_numbers_of_the_script(how: str, tmp_path: Path):
-    """Interrupted in the second epoch, at step 5 of 8; checkpoints are of steps 2, 4 and 5."""
+    """Interrupted in the second epoch, at step 5 of 8; checkpoints are of steps 2, 4 and 5. Of a torn
+    file the end was not written: it has zeros there, as some filesystems leave behind."""
     shutil.copy(FOLDER / "resumed.npz", tmp_path)
     trained(plan_of("resumed train.steps=5"), tmp_path)
     first = 6
     if how == "torn":
         for file in (tmp_path / "checkpoints").glob("*5/**/*.safetensors"):
-            file.write_bytes(file.read_bytes()[:-1])
+            file.write_bytes(file.read_bytes()[:-64] + bytes(64))
         first = 5
     other = "layout=other schedule=parts parts.microbatches=4 ranks.data=1" if how == "layout" else ""
     same(trained(plan_of(f"resumed {other}"), tmp_path), expected("resumed"), first)
