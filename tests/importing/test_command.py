@@ -65,7 +65,7 @@ def test_a_file_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[s
         ([f"{HERE}:MLP", "--example", f"{HERE}:numbers"], 1, "the example input `x` is no tensor, but of `int`"),
         ([f"{HERE}:MLP"], 2, "a module needs example inputs"),
         ([f"{HERE}:MLP", "--example", "rows"], 2, "is not of the form MODULE:FUNCTION"),
-        (["nothing"], 1, "error[E1205]: nothing is no folder, no file, and no model that is on this machine"),
+        (["nothing"], 1, "error[E1205]: there is no folder nothing"),
         (["config.json"], 1, "error[E1205]: there is no file config.json"),
         (["."], 1, "error[E1205]: . has no config.json"),
     ],
