@@ -61,7 +61,10 @@ def import_pretrained(
     if output is not None:
         check_free(target(output))
     model = pretrained(source)
-    few, small = (file_of(each, name or model.name, axes, tell) for each in (model.few, model.small))
+    both = (model.few, model.small)
+    few, small = (file_of(each, name or model.name, axes, tell) for each in both)
+    if differing(few, small) is not None:  # where other sizes are equal than in the whole
+        few, small = (file_of(each, name or model.name, axes, tell, apart=True) for each in both)
     if (other := differing(few, small)) is not None:
         raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
     proof = proven(model.small, small, tell)

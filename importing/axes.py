@@ -34,8 +34,8 @@ PLACES = (("places",), ("rows", "columns"), ("frames", "rows", "columns"))
 class Axes:
     """The names of all axes. `names` has one for each factor, `sizes` those of all, also of axes made by merges."""
 
-    def __init__(self, solver: Solver, wanted: dict[str, list[str]]) -> None:
-        self.solver = solver
+    def __init__(self, solver: Solver, wanted: dict[str, list[str]], apart: bool = False) -> None:
+        self.solver, self.apart = solver, apart
         self.names: dict[Factor, str] = {}
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
@@ -298,7 +298,8 @@ class Axes:
         roles: dict[str, list[Factor]] = {}
         for each in beside:
             roles.setdefault(_best(each)[0], []).append(each)
-        for one, other in (*((name, name) for name in roles if name not in ALONE), *SYNONYMS):
+        same = () if self.apart else ((name, name) for name in roles if name not in ALONE)
+        for one, other in (*same, *SYNONYMS):
             for a in roles.get(one, []):
                 if found(a) is not a:
                     continue

@@ -43,8 +43,9 @@ def file_of(
     name: str | None = None,
     axes: Mapping[str, Sequence[str]] | None = None,
     told: Callable[[str], None] = lambda line: None,
+    apart: bool = False,
 ) -> Imported:
-    """The file of a module. Raises Refused (E1201, E1202)."""
+    """The file of a module; if `apart`, nothing is one because sizes are equal. Raises Refused (E1201, E1202)."""
     axes = dict(axes or {})
     for given, names in axes.items():
         if given not in example.inputs:
@@ -56,7 +57,7 @@ def file_of(
     told("exporting the module")
     # Of a branch that depends on data torch prints the whole graph.
     with _refusals("E1202"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        file = imported(example.module, example.inputs, name, {key: list(names) for key, names in axes.items()})
+        file = imported(example.module, example.inputs, name, {key: list(names) for key, names in axes.items()}, apart)
     if file.left_out:
         told(f"leaving out all outputs but the loss: {file.left_out}")
     return file

@@ -67,20 +67,21 @@ def imported(
     inputs: Mapping[str, Tensor],
     name: str | None = None,
     axes: Mapping[str, list[str]] | None = None,
+    apart: bool = False,
 ) -> Imported:
     """The file of a module, called with these keyword arguments: tensors of example sizes, a batch of at least 2.
 
-    `axes`: names of the dimensions of inputs. Outputs are left out if the loss alone can be said. Raises
-    NotUnderstood.
+    `axes`: names of the dimensions of inputs. `apart`: nothing is one because sizes are equal. Outputs are left out if
+    the loss alone can be said. Raises NotUnderstood.
     """
     graph = capture(module, inputs)
     try:
-        return _imported(module, inputs, graph, name, axes, "")
+        return _imported(module, inputs, graph, name, axes, apart, "")
     except NotUnderstood as error:
         if graph.shown == [graph.loss]:
             raise
         try:
-            return _imported(module, inputs, capture(module, inputs, loss_alone=True), name, axes, str(error))
+            return _imported(module, inputs, capture(module, inputs, loss_alone=True), name, axes, apart, str(error))
         except NotUnderstood:
             raise error from None
 
@@ -91,6 +92,7 @@ def _imported(
     graph: Captured,
     name: str | None,
     axes: Mapping[str, list[str]] | None,
+    apart: bool,
     left_out: str,
 ) -> Imported:
     scaled = scalings(module)
@@ -104,7 +106,7 @@ def _imported(
         _with_twins(graph.written, twin.written, scaled)
     solver = Solver(graph.written)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-    named, known = Axes(solver, dict(axes or {})), Known()
+    named, known = Axes(solver, dict(axes or {}), apart), Known()
     while True:
         program = Program(graph, named, name or snake(type(module).__name__), state, known)
         try:

@@ -338,12 +338,12 @@ def _attend(use: Use) -> Typed:
         "mask": use["mask"] is not None,
         "bias": use["bias"] is not None,
         **({} if values.name == along.name else {"values": values.name}),
-        **_limits(use),
+        **_limits(use, over),
         **{slot: True for slot in ("segments", "sink") if use[slot] is not None},
     }
 
 
-def _limits(use: Use) -> dict[str, Any]:
+def _limits(use: Use, over: Axis) -> dict[str, Any]:
     """What bounds the scores of an attention and their weights, if given."""
     window, softcap, dropout = use["window"], use["softcap"], use["dropout"]
     if window is not None and (window != int(window) or window < 1):
@@ -352,7 +352,8 @@ def _limits(use: Use) -> dict[str, Any]:
         raise use.refuse("E0214", "`softcap` must be positive", "softcap")
     if not 0 <= dropout < 1:
         raise use.refuse("E0214", "`dropout` must be at least 0 and below 1", "dropout")
-    options: dict[str, Any] = {} if window is None else {"window": int(window)}
+    # A window that is no shorter than the axis is none: it says the same, and fused kernels know nothing of it.
+    options: dict[str, Any] = {} if window is None or window >= over.size else {"window": int(window)}
     options |= {} if softcap is None else {"softcap": float(softcap)}
     return options | ({"dropout": float(dropout)} if dropout else {})
 

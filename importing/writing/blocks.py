@@ -30,6 +30,7 @@ class Blocks:
     axes: Collection[str]
     constants: Collection[str]
     forms: dict[str, list[Form]]
+    apart: bool = False  # whether blocks are one only where texts are the same
     texts: dict[str, str] = Factory(dict)
     first: dict[str, list[Form]] = Factory(dict)  # as blocks were to be written, by their names
 
@@ -41,7 +42,8 @@ class Blocks:
             if name not in self.texts:
                 self.texts[name] = form
                 return name, given
-            pairs = self.renamed(self.texts[name], form)
+            pairs = None if self.apart else self.renamed(self.texts[name], form)
+            pairs = [] if self.texts[name] == form else pairs
             if pairs is not None:
                 return f"{name}⟦{', '.join(pairs)}⟧" if pairs else name, given
         raise AssertionError("there are names enough")
@@ -58,6 +60,8 @@ class Blocks:
     def learned(self) -> bool:
         """Whether more is known now of which texts differ only in axes and in numbers."""
         more = False
+        if self.apart:
+            return False
         for name, several in self.first.items():
             forms = self.forms.setdefault(name, [])
             for each in several:

@@ -39,7 +39,7 @@ class File:
         self.expressions = Expressions()
         self.called = called(tree)
         self.inputs = {value.args["name"] for value in axes.solver.values if value.op == "input"}
-        self.blocks = Blocks(self.axes.sizes, self.constants, forms)
+        self.blocks = Blocks(self.axes.sizes, self.constants, forms, axes.apart)
         self.seconds: dict[str, str] = {}
         self.merges: dict[Names, str] = {}
         self.units: list[str] = []
