@@ -17,7 +17,7 @@ from tests.files import checked
 from tests.marks import examples
 
 LAYERS = 9
-FILE = """axis batch = 4, seq = 5, embed = 6, key = 2
+FILE = """axis batch = 4, seq = 10, embed = 6, key = 2
 block near(x: [batch, seq, embed], window: number) {{
   param wq: [embed, key] ~ kaiming()
   let q = dot(x, wq, over = embed)
