@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from partita.cli.number_format import bytes_text
@@ -31,8 +30,6 @@ from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.proposals import template
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from partita.runtime.checkpoint.adapters import Adapters
     from partita.runtime.checkpoint.four_bits import Parameters
     from partita.runtime.checkpoint.loading import Commit
@@ -87,11 +84,12 @@ def declared(spec: Spec, name: str) -> Weights:
 
 def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
     """Export a checkpoint under the names of another program. Raises Refused and OSError."""
+    from partita.runtime.checkpoint.adapters import Merged
     from partita.runtime.checkpoint.foreign import export_foreign
 
     manifest = commit.manifest
     spec = load_file(arguments) if arguments.file is not None else None
-    adapters = adapters_in([each.name for each in manifest.tensors if "/" not in each.name])
+    adapters = _saved_adapters(manifest)
     if adapters and arguments.program == PEFT and not (spec is not None and PEFT in spec.weights):
         return _export_adapters(arguments, commit, spec)
     weights = _remembered(manifest, arguments.program) if spec is None else declared(spec, arguments.program)
@@ -105,20 +103,25 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> None:
         floats = {each.type.dtype for each in manifest.tensors if each.type.is_float}
         dtype = arguments.dtype or max(floats, key=WIDTHS.__getitem__, default=None)
         more[CONFIG] = with_dtype(config_of(config), dtype)
+    merged = Merged(_adapters(arguments, commit, spec)[0]) if arguments.merge else None
     count, size, warnings = export_foreign(
-        _parameters(arguments, commit, spec),
+        merged or _parameters(arguments, commit, spec),
         arguments.output,
         weights,
         arguments.only,
         arguments.dtype,
         arguments.shard_size,
         more,
-        _merging(arguments, commit, spec) if arguments.merge else None,
     )
     report(warnings)
     print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {manifest.step}")
     if not more:
         print(f"without {CONFIG}, which was not imported; `--config FILE` puts one beside them")
+
+
+def _saved_adapters(manifest: Manifest) -> set[str]:
+    """The parameters of adapters in a checkpoint."""
+    return adapters_in([each.name for each in manifest.tensors if "/" not in each.name])
 
 
 def _adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> tuple[Adapters, Spec]:
@@ -130,8 +133,7 @@ def _adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) 
         raise refuse("E0302", message, help="name the .par file after the directory, with the overrides of the run")
     model, _ = spec.trained
     calls = adapters_of(model)
-    saved = adapters_in([each.name for each in commit.manifest.tensors if "/" not in each.name])
-    if {name.rpartition(".")[0] for name in saved} != {*calls}:
+    if {name.rpartition(".")[0] for name in _saved_adapters(commit.manifest)} != {*calls}:
         message = f"the checkpoint has other adapters than {spec.source.name} declares"
         raise refuse("E0809", message, help="the file, and `adapters=…`, with which the checkpoint was trained")
     return Adapters(_parameters(arguments, commit, spec), calls), spec
@@ -149,11 +151,6 @@ def _parameters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None
             raise refuse("E0302", message, help="name the .par file after the directory, with the overrides of the run")
         forms = forms_of(compile_spec(spec).program)
     return Parameters(commit, weights_of(commit.manifest, arguments.weights), forms)
-
-
-def _merging(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> Callable[[str], Tensor | None]:
-    adapters, _ = _adapters(arguments, commit, spec)
-    return lambda name: adapters.merged(name) if name in adapters.calls else None
 
 
 def _export_adapters(arguments: argparse.Namespace, commit: Commit, spec: Spec | None) -> None:

@@ -48,7 +48,6 @@ class Adapting:
     scopes: Sequence[Scope]
     declare: Callable[[str, spec.Parameter], Value]
     matrices: set[Value] = field(factory=set)  # that may have one
-    multiplied: dict[Value, None] = field(factory=dict)  # of these, in order
     made: dict[Value, Adapter] = field(factory=dict)
     taken: set[tuple[int, int]] = field(factory=set)  # the targets that name a matrix, by rule and position
     own: set[int] = field(factory=set)  # the nodes here that read matrices, by id
@@ -58,20 +57,16 @@ class Adapting:
         build, (x, matrix), over = site.build, site.operands, tuple(site.options["over"])
         if x in self.matrices:
             x, matrix = matrix, x
-        if matrix in self.matrices:
-            self.multiplied[matrix] = None
         adapter = self._adapter(matrix, x.type, over) if matrix in self.matrices else None
         if adapter is None:
             return lower("dot", site)
         before = len(build.nodes)
         base = lower("dot", _named(site, site.operands, "base"))
         rank = adapter.down.type.axes[-1]
-        arguments = adapter.call.arguments
-        rate = arguments["dropout"]
+        rate, factor = adapter.call.arguments["dropout"], factor_of(adapter.call)
         if rate and site.training:
             kept = Site(build, (x,), {"rate": rate}, x.type, f"{site.name}.kept", site.training, site.shards)
             x = lower("dropout", kept)
-        factor = (arguments["alpha"] or arguments["rank"]) / arguments["rank"]
         low = build.apply(Dot(over), *unified(build, (x, adapter.down)), name=f"{site.name}.down")
         beside = build.apply(Dot((rank.name,)), scaled(build, low, factor), adapter.up, name=f"{site.name}.up")
         result = pointwise(build, "add", base, beside, name=site.name if adapter.length is None else None)
@@ -107,12 +102,10 @@ class Adapting:
                 return None
             arguments = rule.call.arguments
             rank = Axis(f"rank_{arguments['rank']}", int(arguments["rank"]))
-            type, stacked = (
-                matrix.type,
-                [axis for axis in matrix.type.axes if x.has(axis.name) and axis.name not in over],
-            )
-            inner = [axis for axis in type.axes if axis.name in over]
-            outer = [axis for axis in type.axes if axis.name not in over and axis not in stacked]
+            axes = matrix.type.axes
+            inner = [axis for axis in axes if axis.name in over]
+            stacked = [axis for axis in axes if x.has(axis.name) and axis not in inner]
+            outer = [axis for axis in axes if axis not in inner and axis not in stacked]
             bound = spec.Call("uniform", {"bound": prod(axis.size for axis in inner) ** -0.5})
 
             def declared(name: str, axes: Iterable[Axis], initial: spec.Call) -> Value:
@@ -140,11 +133,13 @@ class Adapting:
 
     def check(self, nodes: Iterable[Node]) -> None:
         """Refuse (E0409) rules that name no matrix, and matrices that are read otherwise than by their products."""
+        nodes = list(nodes)
         for number, rule in enumerate(self.rules):
             for position, path in enumerate(rule.targets):
                 if (number, position) not in self.taken:
                     message = f"`{'.'.join(path)}` is not, and contains none of, the matrices that `dot` multiplies by"
-                    names = dict.fromkeys(each.name.rpartition(".")[2] for each in self.multiplied)
+                    read = (value for node in nodes if isinstance(node.op, Dot) for value in node.inputs)
+                    names = dict.fromkeys(each.name.rpartition(".")[2] for each in read if each in self.matrices)
                     help = suggestion(path[-1], names, "these are")
                     raise refuse("E0409", message, rule.target_spans[position], help=help)
         for node in nodes:
@@ -156,6 +151,11 @@ class Adapting:
         span = next(rule.span for rule in self.rules if rule is self._rule(matrix))
         message = f"`{matrix.name}` cannot have an adapter: {why}"
         return refuse("E0409", message, span, help="an adapter is for what `dot` alone reads, over the same axes")
+
+
+def factor_of(call: spec.Call) -> float:
+    """What the product with both matrices of an adapter is multiplied by."""
+    return float((call.arguments["alpha"] or call.arguments["rank"]) / call.arguments["rank"])
 
 
 def _named(site: Site, operands: Sequence[Value], ending: str) -> Site:

@@ -143,7 +143,7 @@ class _Target:
         self.is_class = self.text in CLASSES
         self.scopes = frozenset(() if self.is_class else named_scopes(graph.scopes, path))
         parameters = [each for each in graph.parameters if not each.buffer]
-        self.adapters = adapters_in([each.name for each in parameters])
+        self.left_out = adapters_in([each.name for each in parameters]) if rule.beside else set()
         if not self.is_class and not any(map(self.names, parameters)):
             if any(self.names(each) for each in graph.parameters):
                 message = f"`{self.text}` is not trained: it has buffers, or is a copy"
@@ -165,7 +165,7 @@ class _Target:
 
     def matches(self, parameter: Parameter, as_trained: Trained) -> bool:
         """Whether the target is the parameter, contains it, or is a class that it belongs to."""
-        if self.rule.beside and parameter.name in self.adapters:
+        if parameter.name in self.left_out:
             return False
         return CLASSES[self.text](as_trained) if self.is_class else self.names(parameter)
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from partita.compiler.passes.adapt import factor_of
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.grouping import grouped
 from partita.dsl.names.correspondence import Part, Theirs, Weights
-from partita.dsl.names.paths import DOWN, MAGNITUDE, UP
+from partita.dsl.names.paths import DOWN, MAGNITUDE, UP, adapters_in
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from partita.runtime.addresses import PathOrUrl
@@ -38,8 +39,7 @@ class Adapters:
 
     def factor(self, name: str) -> float:
         """What the product of the matrices of an adapter is multiplied by."""
-        arguments = self.calls[name].arguments
-        return float((arguments["alpha"] or arguments["rank"]) / arguments["rank"])
+        return factor_of(self.calls[name])
 
     def read(self, name: str) -> torch.Tensor:
         """A parameter, in f64."""
@@ -57,11 +57,10 @@ class Adapters:
 
     def merged(self, name: str) -> torch.Tensor:
         """A matrix with its adapter, in f64."""
-        matrix, down, up = self.types(name)
-        names = list(dict.fromkeys((*matrix.names, *down.names, *up.names)))
+        types = self.types(name)
+        names = list(dict.fromkeys(axis for type in types for axis in type.names))
         low, high = self.read(f"{name}.{DOWN}"), self.read(f"{name}.{UP}")
-        ids = ([names.index(axis) for axis in each.names] for each in (down, up, matrix))
-        of_down, of_up, of_matrix = ids
+        of_matrix, of_down, of_up = ([names.index(axis) for axis in type.names] for type in types)
         both: torch.Tensor = self.read(name) + self.factor(name) * torch.einsum(low, of_down, high, of_up, of_matrix)
         if self.calls[name].name == "dora":
             both = both * self.lengths(name) / length(both, self._over(name))
@@ -71,18 +70,35 @@ class Adapters:
         """The lengths of the columns of a matrix that `dora` has trained, with the axes that products sum as 1."""
         matrix, *_ = self.types(name)
         trained = self.read(f"{name}.{MAGNITUDE}")
-        outer = self._outer(name)
+        outer = self.parameters.types[f"{name}.{MAGNITUDE}"].names
         trained = trained.permute([outer.index(axis) for axis in matrix.names if axis in outer])
         for position, axis in enumerate(matrix.names):
             if axis not in outer:
                 trained = trained.unsqueeze(position)
         return length(self.read(name), self._over(name)) + trained
 
-    def _outer(self, name: str) -> tuple[str, ...]:
-        return self.parameters.types[f"{name}.{MAGNITUDE}"].names
-
     def _over(self, name: str) -> list[int]:
         return [self.types(name)[0].position(axis) for axis in self.inner(name)]
+
+
+@frozen(eq=False)
+class Merged:
+    """The parameters of a commit for a program that knows no adapters: these are in what they are beside."""
+
+    adapters: Adapters
+
+    @property
+    def types(self) -> dict[str, Type]:
+        """Their types, by name."""
+        every = self.adapters.parameters.types
+        own = adapters_in(every)
+        return {name: type for name, type in every.items() if name not in own}
+
+    def read(self, name: str, region: tuple[slice, ...]) -> torch.Tensor:
+        """A region of a parameter."""
+        if name in self.adapters.calls:
+            return self.adapters.merged(name)[region]
+        return self.adapters.parameters.read(name, region)
 
 
 def length(tensor: torch.Tensor, over: Sequence[int]) -> torch.Tensor:
@@ -135,6 +151,7 @@ def _modules(adapters: Adapters, weights: Weights) -> list[_Module]:
     left = dict.fromkeys(adapters.calls)
     for name, (tensor, *_) in grouped(weights.tensors(), lambda each: each.names[0]).items():
         parts = tuple(part for part in tensor.parts if part.name in adapters.calls)
+        places = list[int]()
         for part in parts:
             left.pop(part.name, None)
             inner = set(adapters.inner(part.name))
@@ -144,10 +161,7 @@ def _modules(adapters: Adapters, weights: Weights) -> list[_Module]:
                 message = f"`{part.name}` is {tensor.axes} in `{shown(name)}`, for which PEFT has no adapters"
                 raise refuse("E0809", message, help="`--merge` writes the sums of matrices and adapters")
         if parts:
-            of = next(
-                place for place, group in enumerate(parts[0].groups) if set(adapters.inner(parts[0].name)) & set(group)
-            )
-            modules.append(_Module(tensor, parts, of))
+            modules.append(_Module(tensor, parts, places[0]))
     if left:
         message = f"`weights {weights.name}` say nothing of `{next(iter(left))}`, which has an adapter"
         raise refuse("E0809", message, weights.span)
@@ -159,8 +173,8 @@ def _peft(adapters: Adapters, module: _Module) -> dict[str, torch.Tensor]:
     factor = adapters.factor(module.parts[0].name)
     downs, ups = [], []
     for part in module.parts:
-        _, down, up = adapters.types(part.name)
-        (rank,) = (axis for axis in down.axes if not adapters.types(part.name)[0].has(axis.name))
+        matrix, down, up = adapters.types(part.name)
+        (rank,) = (axis for axis in down.axes if not matrix.has(axis.name))
         inner = part.groups[module.inner]
         low = seen_as_theirs(adapters.read(f"{part.name}.{DOWN}"), _of(part, down, [(rank.name,), inner]))
         downs.append(low.reshape(rank.size, -1))
@@ -175,11 +189,11 @@ def _peft(adapters: Adapters, module: _Module) -> dict[str, torch.Tensor]:
     if adapters.calls[module.parts[0].name].name == "dora":
         whole = torch.zeros(module.tensor.shape, dtype=torch.float64)
         for part in module.tensor.parts:
-            matrix = adapters.read(part.name)
+            plain = adapters.read(part.name)
             own = part.name in adapters.calls  # one without an adapter keeps its lengths
             over = [part.type.position(axis) for axis in part.groups[module.inner]]
-            lengths = adapters.lengths(part.name) if own else length(matrix, over)
-            ours = lengths.expand_as(matrix)
+            lengths = adapters.lengths(part.name) if own else length(plain, over)
+            ours = lengths.expand_as(plain)
             alone = evolve(part, index=dict.fromkeys(part.index, 0))
             seen_as_ours(whole, alone, module.tensor.joined).copy_(seen_as_theirs(ours, part))
         tensors["lora_magnitude_vector"] = whole.select(module.inner, 0)

@@ -7,7 +7,8 @@ name, or is equal to what is written in its place, unless a warning says otherwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from attrs import evolve
@@ -17,12 +18,10 @@ from partita.dsl.advice.report import suggestion
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.grouping import grouped
 from partita.dsl.names.correspondence import Join, Part, Theirs, Weights
-from partita.dsl.names.paths import adapters_in
 from partita.dsl.types import BYTES, Type
 from partita.runtime.addresses import PathOrUrl
 from partita.runtime.checkpoint.exchange import few
 from partita.runtime.checkpoint.foreign_files import shards, write_files
-from partita.runtime.checkpoint.four_bits import Parameters
 from partita.runtime.checkpoint.matching import Shape, own_axes
 from partita.runtime.checkpoint.proposals import lines, proposed
 from partita.runtime.checkpoint.repeated import families
@@ -123,28 +122,33 @@ def matching_parameters(parameters: Collection[str], only: Sequence[str]) -> dic
 # ---------------------------------------------------------------- export
 
 
+class Saved(Protocol):
+    """Parameters of a commit, as they are to be written: by name their types, and regions of their values."""
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        """Their types."""
+
+    def read(self, name: str, region: tuple[slice, ...]) -> torch.Tensor:
+        """A region of one."""
+
+
 def export_foreign(
-    saved: Parameters,
+    saved: Saved,
     path: PathOrUrl,
     weights: Weights,
     only: Sequence[str] = (),
     dtype: str | None = None,
     max_bytes: int = 5 * 10**9,
     more: Mapping[str, bytes] | None = None,
-    merged: Callable[[str], torch.Tensor | None] | None = None,
 ) -> tuple[int, int, tuple[Diagnostic, ...]]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
-    Floats are cast to `dtype`, if given. A file has at most
-    `max_bytes`, or one tensor. Of the lines with one tensor, the first is written; those that differ from it are warned
-    of (W0809). Adapters are left out if there is something `merged` with them, which has the parameters that they are
-    beside. Returns the number of tensors and of bytes, and warnings. Raises Refused (E0409, E0809, E0810, E0816),
-    OSError, and Corrupt if the commit is.
+    Floats are cast to `dtype`, if given. A file has at most `max_bytes`, or one tensor. Of the lines with one tensor,
+    the first is written; those that differ from it are warned of (W0809). Returns the number of tensors and of bytes,
+    and warnings. Raises Refused (E0409, E0809, E0810, E0816), OSError, and Corrupt if the commit is.
     """
-    parameters = saved.types
-    if merged is not None:
-        parameters = {name: type for name, type in parameters.items() if name not in adapters_in(parameters)}
-    tensors = grouped(chosen_tensors(weights, parameters, only), lambda each: each.names[0])
+    tensors = grouped(chosen_tensors(weights, saved.types, only), lambda each: each.names[0])
     entries = [Entry(name, _dtype(first, dtype), first.shape) for name, (first, *_) in tensors.items()]
     differing: list[tuple[str, str, str]] = []
 
@@ -167,8 +171,7 @@ def export_foreign(
                 else slice(0, axis.size)
                 for axis in part.type.axes
             )
-            whole = merged(part.name) if merged is not None else None
-            ours = saved.read(part.name, region) if whole is None else whole[region]
+            ours = saved.read(part.name, region)
             alone = Part(part.name, part.type, part.groups, dict.fromkeys(part.index, 0))
             seen_as_ours(theirs, part, tensor.joined).copy_(seen_as_theirs(ours, alone))
         return theirs

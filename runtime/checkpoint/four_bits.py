@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from attrs import frozen
 
-from partita.compiler.ops.four_bits import CODES, FACTORS, FOUR_BITS, OFFSET, SCALES, FourBits, matrix_of
+from partita.compiler.ops.four_bits import FOUR_BITS, FourBits, matrix_of
 from partita.compiler.program import Program
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.loading import Commit
-from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.kernels.four_bits import nf4
+from partita.runtime.kernels.four_bits import dequantized
 
 
 def forms_of(program: Program) -> dict[str, FourBits]:
@@ -38,7 +38,7 @@ class Parameters:
     source: Mapping[str, str]
     forms: Mapping[str, FourBits]
 
-    @property
+    @cached_property
     def types(self) -> dict[str, Type]:
         """Their types, by name."""
         saved = {each.name: each.type for each in self.commit.manifest.tensors if "/" not in each.name}
@@ -49,9 +49,5 @@ class Parameters:
         if name not in self.forms:
             return self.commit.read(self.source[name], region)
         form = self.forms[name]
-        parts = {part: self.commit.read(f"{name}.{part}") for part in form.types}
-        factors = parts[FACTORS].view(form.beside(form.scales))
-        place, size = form.whole.position(form.blocked), form.whole.axis(form.blocked).size
-        dtype = DTYPES[form.whole.dtype]
-        whole: torch.Tensor = nf4(parts[CODES], parts[SCALES], factors, parts[OFFSET], place, size, form.length, dtype)
+        whole = dequantized({part: self.commit.read(f"{name}.{part}") for part in form.types}, form)
         return whole if region is None else whole[region]

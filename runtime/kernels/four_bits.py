@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from partita.compiler.ops.four_bits import CODES, FACTORS, OFFSET, SCALES, SLAB, FourBits
 from partita.runtime.declared import waits
+from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.kernels.quantized import dynamic_map
 from partita.runtime.kernels.registry import kernel
 
@@ -72,6 +74,13 @@ def nf4(
             end = min(size, (start + rows) * block)
             out[start * block : end] = whole[: end - start * block]
     return out
+
+
+def dequantized(parts: Mapping[str, Tensor], form: FourBits) -> Tensor:
+    """The matrix of parts that `quantize` has made."""
+    factors = parts[FACTORS].view(form.beside(form.scales))
+    place, size, dtype = form.whole.position(form.blocked), form.whole.axis(form.blocked).size, form.whole.dtype
+    return nf4(parts[CODES], parts[SCALES], factors, parts[OFFSET], place, size, form.length, DTYPES[dtype])
 
 
 def quantize(x: Tensor, form: FourBits) -> dict[str, Tensor]:

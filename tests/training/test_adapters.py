@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from partita.compiler.ops.four_bits import PARTS
 from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.four_bits import forms_of
+from partita.runtime.kernels.four_bits import dequantized
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import checked
-from tests.runtime.kernels.test_four_bits import whole
 
 STEPS = 20
 RATE = 1e-2
@@ -99,7 +99,7 @@ def numbers(run: VirtualRun) -> dict[str, Tensor]:
     """The parameters of a run, those that are in four bits as numbers."""
     found, forms = run.parameters(), forms_of(run.plan.program)
     return found | {
-        name: whole({part: found[f"{name}.{part}"] for part in PARTS}, form) for name, form in forms.items()
+        name: dequantized({part: found[f"{name}.{part}"] for part in PARTS}, form) for name, form in forms.items()
     }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 import torch
@@ -14,15 +12,8 @@ from torch import Tensor
 from partita.compiler.ops.four_bits import CODES, FACTORS, OFFSET, SCALES, FourBits
 from partita.dsl.types import Axis, Type
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.kernels.four_bits import MAP, QUANTILES, nf4, quantize
+from partita.runtime.kernels.four_bits import MAP, QUANTILES, dequantized, quantize
 from tests.marks import examples
-
-
-def whole(parts: Mapping[str, Tensor], form: FourBits) -> Tensor:
-    factors = parts[FACTORS].view(form.beside(form.scales))
-    place, size = form.whole.position(form.blocked), form.whole.axis(form.blocked).size
-    dtype = DTYPES[form.whole.dtype]
-    return nf4(parts[CODES], parts[SCALES], factors, parts[OFFSET], place, size, form.length, dtype)
 
 
 def form_of(shape: tuple[int, ...], order: tuple[int, ...], block: int, dtype: str = "f32") -> FourBits:
@@ -49,7 +40,7 @@ def test_each_element_is_the_nearest_that_its_block_has(form: FourBits, seed: in
     assert {name: tuple(each.shape) for name, each in parts.items()} == {
         name: type.shape for name, type in form.types.items()
     }
-    found = whole(parts, form)
+    found = dequantized(parts, form)
     assert found.shape == x.shape
     assert found.dtype == x.dtype
     order = [form.whole.names.index(name) for name in form.order]
@@ -93,4 +84,4 @@ def test_it_is_what_bitsandbytes_makes_of_a_linear_layer(shape: tuple[int, ...],
     assert torch.all((scaled - eight[own.int()]).abs() <= (scaled - eight[its.int()]).abs() + 1e-6)
     state.absmax = own.contiguous()
     theirs = functional.dequantize_4bit(codes, state).view(linear.shape)
-    assert torch.equal(whole(parts, form).permute(order), theirs.to(x.dtype))
+    assert torch.equal(dequantized(parts, form).permute(order), theirs.to(x.dtype))
