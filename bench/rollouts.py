@@ -18,6 +18,7 @@ from time import process_time
 
 import torch
 
+from partita.compiler.pipeline import scoring_of
 from partita.dsl.load import load
 from partita.runtime.data.binding import bind
 from partita.runtime.data.dataset import Batch
@@ -25,7 +26,7 @@ from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.ranks import all_ranks_local, ranks_of
 from partita.runtime.inference.rollouts import Rollout
 from partita.runtime.inference.sampling import Writer, writer_of
-from partita.runtime.inference.scoring import Scorer, scoring_of_rows
+from partita.runtime.inference.scoring import Scorer
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 
@@ -71,7 +72,7 @@ def main() -> None:
 
     writer = writer_of(spec)
     writer.ranks.set_parameters(parameters)
-    scoring = scoring_of_rows(spec)
+    scoring = scoring_of(spec, rows=True)
     whole = ranks_of(all_ranks_local(1), scoring.programs, spec)
     whole.set_parameters(parameters)
     several = Writer(scoring, whole, {each.rank: Scorer(scoring, each) for each in whole.ranks})

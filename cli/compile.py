@@ -16,7 +16,7 @@ from partita.cli.output import add_output, deliver, deliver_either
 from partita.cli.source import add_source_arguments, load_file, report
 from partita.cli.table import Column, Table, print_table, print_text
 from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
-from partita.compiler.analysis.memory import HOST, PARTS
+from partita.compiler.analysis.memory import ELSEWHERE, HOST, PARTS
 from partita.compiler.graph import without_iterations
 from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import failures, outcomes
@@ -157,10 +157,11 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     if len(summary.rules) > 1 or summary.shares or summary.tables:
         console.print()
     print_table(console, _memory(summary, console.width))
-    evaluating = [f"{rank}" for rank, each in enumerate(summary.memory) if each.evaluating]
-    if evaluating:
-        of = "" if len(evaluating) == len(summary.memory) else f" of rank {', '.join(evaluating)}"
-        print_text(console, f"the peak{of} is in an evaluation")
+    for during, where in ELSEWHERE.items():
+        ranks = [f"{rank}" for rank, each in enumerate(summary.memory) if each.during == during]
+        if ranks:
+            of = "" if len(ranks) == len(summary.memory) else f" of rank {', '.join(ranks)}"
+            print_text(console, f"the peak{of} is {where}")
     peak, capacity = max(summary.peak_memory), state.device.memory
     if peak > capacity:
         print_text(console, f"that exceeds the {bytes_text(capacity)} of {state.device.name}")

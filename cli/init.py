@@ -78,8 +78,9 @@ def run(arguments: argparse.Namespace) -> None:
     beside = {path.parent / each: content for each, content in files_named_in(text).items()}
     _write({path: text.replace(f"{name}.par", path.name).encode(), **beside})
     files = ", ".join(printable(str(each)) for each in (path, *beside))
+    allow = " --allow-python" if any(each.suffix == ".py" for each in beside) else ""
     other = f"; `partita init --from {own}` is another file" if own in starter_names() and own != name else ""
-    print(f"wrote {files}; {_how_to_run(path)}{other}")
+    print(f"wrote {files}; {_how_to_run(path, allow)}{other}")
 
 
 def _is_model(name: str) -> bool:
@@ -92,13 +93,13 @@ def _is_model(name: str) -> bool:
     return named is not None and not name.endswith(".par") and not os.path.isdir(os.path.dirname(name))
 
 
-def _how_to_run(path: Path) -> str:
-    """What a user does next with a starter."""
+def _how_to_run(path: Path, allow: str) -> str:
+    """What a user does next with a starter, whose Python code an option may have to `allow`."""
     spec, _ = load(path)
     ranks = spec.mesh.ranks if spec is not None and spec.mesh is not None else 1
     shown = printable(str(path))
     if ranks in NUMBERS:
-        return f"`partita run {shown}` trains it {NUMBERS[ranks]}"
+        return f"`partita run {shown}{allow}` trains it {NUMBERS[ranks]}"
     return f"`partita compile {shown}` shows what runs on its {ranks} ranks"
 
 

@@ -36,14 +36,15 @@ from partita.compiler.passes.build import build
 from partita.compiler.passes.captured import check_captured
 from partita.compiler.passes.chunked_collectives import in_pieces
 from partita.compiler.passes.cut import cut, portable_values
-from partita.compiler.passes.decode import decoded
+from partita.compiler.passes.decode import STATE as KEPT
+from partita.compiler.passes.decode import NotInParts, decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.float8 import expanded, in_float8
 from partita.compiler.passes.four_bits import in_four_bits
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.group import grouped
 from partita.compiler.passes.guard import guarded
-from partita.compiler.passes.larger_batch import with_larger_batch
+from partita.compiler.passes.larger_batch import with_larger_batch, with_rows
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.offload import offloaded, parameters_on_host, without_effect
@@ -75,6 +76,7 @@ from partita.compiler.state import (
     Partitioned,
     Placed,
     Scheduled,
+    Scoring,
     Sharded,
     State,
     extended,
@@ -85,12 +87,13 @@ from partita.dsl.advice.report import listed
 from partita.dsl.check.divisibility import schedule_span, shared_axes, unequal, zigzag_axes
 from partita.dsl.check.exclusions import exclusions, orders
 from partita.dsl.check.groups import groups_of, joined
-from partita.dsl.check.language_model import no_output
+from partita.dsl.check.language_model import ROLLOUTS, USUAL, LanguageModel, language_model, no_output
 from partita.dsl.check.layouts import PARAM
 from partita.dsl.check.stages import conflicts
 from partita.dsl.check.uneven import padded_axes, with_divided_mesh
 from partita.dsl.config.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.syntax.source import Span
 
 # Errors of models whose batch cannot be split, or have more rows.
 OF_THE_BATCH = {"E0406", "E0407"}
@@ -98,15 +101,18 @@ OF_THE_BATCH = {"E0406", "E0407"}
 # About the size of a transformer with ten thousand layers; a larger model is a mistake.
 MAX_NODES = 100_000
 
+# Positions of a prompt that are computed at once.
+AT_ONCE = 32
+
 Before = TypeVar("Before", bound=Configured)
 Training = TypeVar("Training", bound=Scheduled)
 
 
 def compile_run(spec: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
-    """The programs of a run: training, and evaluation if the file has one. `gpu`: whether it runs on GPUs, for options
-    that the file leaves open.
+    """The programs of a run: training, which knows what writes answers if it trains on these, and evaluation if the
+    file has one. `gpu`: whether it runs on GPUs, for options that the file leaves open.
     """
-    training = compile_spec(spec, gpu=gpu)
+    training = _with_answers(spec, compile_spec(spec, gpu=gpu), gpu)
     if training.train.eval is None:
         return training, None
     with collector_paused():
@@ -138,7 +144,7 @@ def compile_outputs(
     spec: language.Spec,
     names: Sequence[str] = (),
     part: tuple[str, int] | None = None,
-    beside: Compilation | None = None,
+    beside: Scheduled | None = None,
     gpu: bool = False,
 ) -> Compilation:
     """The program that computes outputs of the model, those of some `names` or all: forward only, as in evaluation, and
@@ -166,6 +172,83 @@ def compile_outputs(
         return _timed("assemble", assembled, _rest(_differentiated(built)))
 
 
+def scoring_of(
+    spec: language.Spec,
+    output: str = USUAL,
+    beside: Scheduled | None = None,
+    gpu: bool = False,
+    cached: bool = True,
+    span: Span | None = None,
+    rows: bool = False,
+) -> Scoring:
+    """What computes the logits of one text, or of as many as a batch has `rows`, by a file in its own layout: along
+    with the run of a training program, if it is `beside` one. Where each operation along the sequence allows it, and
+    unless it is not to be `cached`, there are two programs, which keep what later positions need
+    (`partita.compiler.passes.decode`); otherwise one, of the whole window.
+
+    Raises Refused: E0302, and E1001 at what asks for it, or at the model.
+    """
+    spec = spec if rows else _of_fewest_rows(spec)
+    model = language_model(spec.trained[0], spec.batch, output, span)
+
+    def compiled(*parts: tuple[str, int] | None) -> tuple[Compilation, ...]:
+        states = tuple(compile_outputs(spec, (output,), part, beside, gpu) for part in parts)
+        for each in states:
+            _check_ids(model, each)
+            if beside is not None:
+                _check_stored(each, beside, span)
+        return states
+
+    reason = NotInParts("that was asked for", None)
+    if cached:
+        try:
+            return Scoring(model, compiled(*((model.sequence.name, min(size, model.window)) for size in (1, AT_ONCE))))
+        except NotInParts as found:
+            reason = found
+    return Scoring(model, compiled(None), reason)
+
+
+def _of_fewest_rows(spec: language.Spec) -> language.Spec:
+    """The file with one row in its batch, or one for each rank over which its layout splits rows; the file itself if
+    other sizes depend on the rows.
+    """
+    model, _ = spec.trained
+    mesh, batch = spec.mesh, spec.batch
+    rules = spec.layout.rules if spec.layout is not None else ()
+    over = {
+        axis
+        for rule in rules
+        if isinstance(rule, language.ShardRule)
+        and any(target.name == batch and not target.is_class for target in rule.targets)
+        for axis in rule.mesh_axes
+    }
+    try:
+        return evolve(spec, model=with_rows(model, batch, prod(mesh.size(axis) for axis in over) if mesh else 1))
+    except Refused:
+        return spec
+
+
+def _check_ids(model: LanguageModel, state: Scheduled) -> None:
+    """Refuse (E1001) a model that writes ids which it cannot read, by a program of it."""
+    limit = next((each.limit for each in state.plan.inputs if each.name == model.tokens), None)
+    if limit is not None and limit.size < model.vocab.size:
+        message = f"is not a model that writes: it has logits for {model.vocab}, and reads ids of {limit}"
+        raise refuse("E1001", f"`{state.model.name}` {message}", state.model.span, help="the same axis for both")
+
+
+def _check_stored(state: Scheduled, training: Scheduled, span: Span | None) -> None:
+    """Refuse (E1001) logits that need a parameter where training does not store it."""
+    for rank, other in zip(state.plan.ranks, training.plan.ranks, strict=True):
+        for name in rank.parameters:
+            if not name.startswith(KEPT) and name not in other.parameters:
+                raise refuse(
+                    "E1001",
+                    f"`{USUAL}` needs `{name}` on pipeline rank {rank.rank}, where training does not read it",
+                    span,
+                    help="compute the output from what the loss is computed from; or sample after training",
+                )
+
+
 def schedule_spec(spec: language.Spec, hoist: bool | None = None) -> Scheduled:
     """The training program without its source text: all that searches and predictions need. `hoist` is whether
     parameters that are stored in parts are gathered once a step; without it, they are if they fit. Raises Refused.
@@ -176,12 +259,22 @@ def schedule_spec(spec: language.Spec, hoist: bool | None = None) -> Scheduled:
 
 
 def schedule_run(spec: language.Spec) -> Scheduled:
-    """The same, with the evaluation of its run if the file has one: for what a run needs of memory. Raises Refused."""
-    training = schedule_spec(spec)
+    """The same, with all that its run does besides: for what a run needs of memory. Raises Refused."""
+    training = _with_answers(spec, schedule_spec(spec), gpu=False)
     if training.train.eval is None:
         return training
     with collector_paused():
         return _with_evaluation(training, _scheduled_evaluation(_evaluated(spec, training, gpu=False)))
+
+
+def _with_answers(spec: language.Spec, training: Training, gpu: bool) -> Training:
+    """A training program that knows what writes the answers of its run, if its data are prompts."""
+    data = training.train.data
+    if data.name != ROLLOUTS:
+        return training
+    start = perf_counter()
+    writes = scoring_of(spec, beside=training, gpu=gpu, span=data.span, rows=True)
+    return evolve(training, writes=writes, times=(*training.times, ("rollouts", perf_counter() - start)))
 
 
 def _with_evaluation(training: Training, evaluation: Scheduled) -> Training:

@@ -17,6 +17,7 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.assign import Unfit
 from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.decode import NotInParts
 from partita.compiler.passes.offload import parameters_on_host
 from partita.compiler.passes.place import Iterations, Pipeline
 from partita.compiler.passes.shard.shard import ShardedGraph
@@ -28,6 +29,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule, SharedVocabulary
 from partita.dsl import spec as language
 from partita.dsl.check.groups import Groups
+from partita.dsl.check.language_model import LanguageModel
 from partita.dsl.check.layouts import PARAM, STATE
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import Pictured, count, outline
@@ -61,7 +63,7 @@ class Configured:
     batches: Fraction = Fraction(1)
     sparse: Mapping[str, str] = field(factory=dict)
     outputs: tuple[str, ...] = ()
-    beside: Compilation | None = None
+    beside: Scheduled | None = None
     compiled: bool = False
     again: frozenset[str] = frozenset()
     warnings: tuple[Diagnostic, ...] = ()
@@ -241,12 +243,13 @@ class Partitioned(Cut):
 @frozen(eq=False, kw_only=True)
 class Scheduled(Partitioned):
     """Adds the order of every rank's actions, and the plan of stages and ranks that follows from it. A training program
-    may know the `evaluation` of its run.
+    may know the `evaluation` of its run, and what `writes` the answers that it trains on.
     """
 
     schedule: Schedule
     plan: StepPlan
     evaluation: Scheduled | None = None
+    writes: Scoring | None = None
 
 
 @frozen(eq=False, kw_only=True)
@@ -266,6 +269,30 @@ class Compilation(Pictured, Scheduled):
                 None if self.training else "evaluation",
             ),
         )
+
+
+@frozen(eq=False)
+class Scoring:
+    """What computes the logits of a language model. `anew` is why each id takes the whole window; None if it takes one
+    position.
+    """
+
+    model: LanguageModel
+    compiled: tuple[Compilation, ...]
+    anew: NotInParts | None = None
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """For one position, and for several of a prompt at once; or one for the whole window."""
+        return tuple(each.program for each in self.compiled)
+
+    @property
+    def warning(self) -> Diagnostic | None:
+        """W1001: each token computes the whole window."""
+        if self.anew is None:
+            return None
+        what = f"each token computes all of `{self.model.sequence.name}` anew: {self.anew.what}"
+        return Diagnostic("W1001", what, self.anew.span)
 
 
 State = TypeVar("State", bound=Configured)

@@ -126,7 +126,7 @@ def _check(
         types.update({start: type for (of, start), type in known.types.items() if of == id(source)})
     for model in checked.values():
         if model is not None:
-            report_unreached(model, declarations.optimizers.values(), report)
+            report_unreached(model, (*declarations.optimizers.values(), *declarations.adapters.values()), report)
             report_miscounted(model, report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it

@@ -17,7 +17,7 @@ from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
-from partita.compiler.state import Compilation
+from partita.compiler.state import Compilation, Scoring
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec, Train
 from partita.dsl.types import Type
@@ -32,7 +32,7 @@ from partita.runtime.global_tensors import piece_view
 from partita.runtime.inference.ranks import ForwardRank, joined
 from partita.runtime.inference.rollouts import Rollout, Rollouts, rollouts_of
 from partita.runtime.inference.sampling import Samples, samples_of
-from partita.runtime.inference.scoring import Scorer, Scoring
+from partita.runtime.inference.scoring import Scorer
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch, tensors_of
 from partita.runtime.kernels.dtypes import DTYPES
@@ -106,11 +106,9 @@ class CompiledRun:
         """
         return evolve(self, samples=samples_of(self.spec, self.training, folder, gpu))
 
-    def answering(
-        self, data: Dataset | None, folder: Path, gpu: bool = False, allow_python: bool = False
-    ) -> CompiledRun:
+    def answering(self, data: Dataset | None, folder: Path, allow_python: bool = False) -> CompiledRun:
         """The same run, but answering the prompts that are its data, if they are. Raises Refused, as `rollouts_of`."""
-        return evolve(self, rollouts=rollouts_of(self.spec, self.training, data, folder, allow_python, gpu))
+        return evolve(self, rollouts=rollouts_of(self.training, data, folder, allow_python))
 
     @cached_property
     def predicted(self) -> tuple[float, ...]:

@@ -135,7 +135,7 @@ class _Rank:
         folder, gpu = folder_of(arguments), device.type == "cuda"
         data = bind(plan.program, plan.train, folder, arguments.allow_python)
         plan = plan.evaluating(data.rows, gpu).writing(folder, gpu)
-        plan = plan.answering(data.dataset, folder, gpu, arguments.allow_python)
+        plan = plan.answering(data.dataset, folder, arguments.allow_python)
         if speaks:
             own = (
                 *plan.training.warnings,

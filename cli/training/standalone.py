@@ -86,12 +86,11 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
 
         samples = samples_of(spec, state, folder_of(arguments), kind.gpu)
         report(samples.warnings if samples is not None else ())
-    if state.train.data.name == "rollouts":
+    if state.writes is not None:
         from partita.runtime.inference.rewards import check_allowed
-        from partita.runtime.inference.rollouts import scoring_of_answers
 
         check_allowed(state.train.data.arguments["reward"], arguments.allow_python)
-        report(filter(None, [scoring_of_answers(spec, state, kind.gpu).warning]))
+        report(filter(None, [state.writes.warning]))
     refuse_large(spec, state, kind, attempts=2 if arguments.restarts or arguments.elastic else 1)
     report(filter(None, [crowded(spec, kind)]))
     settings = checkpoints_of(arguments, spec)

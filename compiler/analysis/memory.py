@@ -23,6 +23,9 @@ always held, but for what its stages compute with, and on a CPU the batch of its
 where its microbatches are larger, which are those of all groups together, and are not cut into slices. What its own
 totals take is always held, too.
 
+So have the programs that write the answers of `rollouts`: beside what training keeps, what is kept of all texts (keys
+and values of all their positions), the last steps' batches, and a step of one of the programs.
+
 A step that is captured as a graph (`graphs`) has memory of its own for all that begins after the inputs are there and
 ends before the update; it keeps that.
 
@@ -71,14 +74,19 @@ from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterat
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.passes.cut import StageGraph, message_of
+from partita.compiler.passes.decode import STATE as KEPT
 from partita.compiler.passes.early_collectives import split_early_collectives
 from partita.compiler.program import SLAB, InputPart, ParameterRecord, RankPlan, StateRecord
 from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.schedules.schedule import LOAD, OFFLOAD
 from partita.compiler.state import Scheduled
+from partita.dsl.check.language_model import ROLLOUTS
 from partita.dsl.reprs import Shortened
 from partita.dsl.types import BYTES
 
+TRAINING, EVALUATION = "training", "evaluation"
+# Where the peak of a run may be but in its steps.
+ELSEWHERE = {EVALUATION: "in an evaluation", ROLLOUTS: "where answers are written"}
 # For tensors of a few elements: statistics, the step number, constants. There are about a dozen.
 _NUMBERS = 1 << 10
 
@@ -86,7 +94,7 @@ _NUMBERS = 1 << 10
 @frozen(repr=False)
 class MemoryReport(Shortened):
     """Bytes of a rank at its greatest `moment`, by purpose; and what it keeps in the memory of its `host`. The moment
-    is one of a step or, if it is `evaluating`, of an evaluation.
+    is one `during` training, an evaluation, or the writing of answers to train on.
     """
 
     moment: str
@@ -96,7 +104,7 @@ class MemoryReport(Shortened):
     activations: int
     buffers: int
     host: int = 0
-    evaluating: bool = False
+    during: str = TRAINING
 
     @property
     def total(self) -> int:
@@ -140,10 +148,30 @@ def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
         read = MemoryReport("as a batch is read", 0, 0, 0, 0, _parts(evaluation, own) + _whole_batch(evaluation))
         inside, ends = _step(evaluation, own)
         moments += [
-            evolve(resident + each, moment=f"{each.moment}, in an evaluation", evaluating=True)
+            evolve(resident + each, moment=f"{each.moment}, in an evaluation", during=EVALUATION)
             for each in (read, *inside, *ends)
         ]
+    if state.writes is not None:
+        moments += _writing(state, rank, [(each, each.plan.ranks[rank.rank]) for each in state.writes.compiled])
     return evolve(max(moments, key=lambda each: each.total), host=_on_host(state, rank))
+
+
+def _writing(
+    state: Scheduled, rank: RankPlan, programs: Sequence[tuple[Scheduled, RankPlan]]
+) -> Iterator[MemoryReport]:
+    """The moments at which answers are written, by programs which share what they keep of texts."""
+    kept = {name: size for each in programs for name, size in stored(*each)[0].items() if name.startswith(KEPT)}
+    own = sum(kept.values()) + tables(chain.from_iterable(_nodes(*each) for each in programs))
+    sums = sum(_sums(*each) for each in programs)
+    resident = _between(state, rank) + MemoryReport("", 0, sums, 0, 0, own + 2 * _whole_batch(state))
+    for each in programs:
+        inside, ends = _step(*each)
+        for moment in (*inside, *ends):
+            yield evolve(
+                resident + MemoryReport("", _computed_with(*each), 0, 0, 0, 0) + moment,
+                moment=f"{moment.moment}, as answers are written",
+                during=ROLLOUTS,
+            )
 
 
 def _step(state: Scheduled, rank: RankPlan) -> tuple[Sequence[MemoryReport], Sequence[MemoryReport]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.analysis.memory import PARTS, largest
+from partita.compiler.analysis.memory import PARTS, TRAINING, largest
 from partita.compiler.analysis.traffic import EACH_MICROBATCH, Traffic
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.report.causes import tensor_text
@@ -173,7 +173,7 @@ def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     shown = ", ".join(f"{part} {written(getattr(report, part), BYTES)}" for part in parts if getattr(report, part))
     yield f"{_rank(summary, rank)}, {report.moment}: {shown}"
     tensors = largest(state, state.plan.ranks[rank], parts[0])
-    if tensors and not (report.evaluating and parts[0] == "activations"):  # those are of training
+    if tensors and (report.during == TRAINING or parts[0] != "activations"):  # those are of training
         yield f"most of its {parts[0]}: {_most(tensors.items(), BYTES)}"
 
 

@@ -132,7 +132,7 @@ class Summary(Pictured):
             ],
             "parameters": self.parameters,
             "peak_memory": [each.total for each in columns],
-            "peak_in": ["evaluation" if each.evaluating else "training" for each in columns],
+            "peak_in": [each.during for each in columns],
             "memory": {part: [getattr(each, part) for each in columns] for part in (*PARTS, HOST)},
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),

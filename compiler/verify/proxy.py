@@ -115,6 +115,7 @@ def proxy_of(
         schedule=_schedule(original, pipe, microbatches),
         train=evolve(
             train,
+            data=spec.Call("random", {}, train.data.span),
             optimizer=_of_single_elements(train.optimizer),
             precision="f64",
             steps=_steps(sync),

@@ -21,6 +21,8 @@ from partita.dsl.syntax.walk import nodes
 from partita.dsl.types import INTEGERS, Axis, Type
 
 USUAL = "logits"
+# The source of prompts which the model answers as it trains.
+ROLLOUTS = "rollouts"
 # The argument by which a mixture names its sources.
 SOURCES_OF = "sources"
 # Inputs that describe one document which begins at the first position.

@@ -23,9 +23,9 @@ NO_GRADIENT = ("stop_gradient", "accuracy")
 MOST_SHOWN = 3
 
 
-def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], report: Report) -> None:
+def report_unreached(model: spec.Model, freezing: Iterable[tree.Optimizer | tree.Adapters], report: Report) -> None:
     """Report every parameter that the loss does not depend on (E0408), at its declaration; with a gradient, unless one
-    of the optimizers may freeze it.
+    of the optimizers and adapters may freeze it.
     """
     reach = _Reach()
     reach.body(model.body, frozenset([model.loss]), model.name)
@@ -35,8 +35,8 @@ def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], re
     through = _Reach(stops=False)
     through.body(model.body, frozenset([model.loss]), model.name)
     used = _used(model)
-    freezing = [rule for each in optimizers for rule in each.rules if isinstance(rule, tree.FreezeRule)]
-    targets = [target for rule in freezing for target in rule.targets]
+    rules = [rule for each in freezing for rule in each.rules if isinstance(rule, tree.FreezeRule)]
+    targets = [target for rule in rules for target in rule.targets]
     for step, path in lost:
         if id(step) in used and any(_may_name(target, step.name, path) for target in targets):
             continue

@@ -20,9 +20,10 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from partita.compiler.state import Compilation
+from partita.compiler.state import Compilation, Scoring
+from partita.dsl.check.language_model import ROLLOUTS
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.spec import Call, Spec
+from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Batch, Dataset
 from partita.runtime.data.prompts import PROMPT, Answers, Prompt, Prompts
 from partita.runtime.data.whole import SeparateEvaluationData
@@ -31,12 +32,10 @@ from partita.runtime.inference.conversation import conversation_of
 from partita.runtime.inference.encoding import Encoding, Tokenizer, encoding_of
 from partita.runtime.inference.ranks import ForwardRank
 from partita.runtime.inference.rewards import Reward, check_allowed, reward_of
-from partita.runtime.inference.sampling import check_stored, ended
-from partita.runtime.inference.scoring import Scorer, Scoring, scoring_of_rows
+from partita.runtime.inference.sampling import ended
+from partita.runtime.inference.scoring import Scorer
 from partita.runtime.initial import unit_uniform
 from partita.runtime.philox import stream, words
-
-SOURCE = "rollouts"
 
 
 @frozen(eq=False)
@@ -64,35 +63,22 @@ class Rollouts:
         return int(self.call.arguments["reuse"])
 
 
-def scoring_of_answers(spec: Spec, training: Compilation, gpu: bool = False) -> Scoring:
-    """What computes logits for all rows of a batch in the run of a training program. Raises Refused (E1001)."""
-    scoring = scoring_of_rows(spec, beside=training, gpu=gpu)
-    for program in scoring.programs:
-        check_stored(program, training.program, spec.trained[1].data.span)
-    return scoring
-
-
-def rollouts_of(
-    spec: Spec, training: Compilation, data: Dataset | None, folder: Path, allow_python: bool, gpu: bool = False
-) -> Rollouts | None:
+def rollouts_of(training: Compilation, data: Dataset | None, folder: Path, allow_python: bool) -> Rollouts | None:
     """What the run of a training program of a file, which is in a folder, answers the prompts of its data with; None if
-    it has no such data. The file of the reward is imported.
-
-    Raises Refused: E1001 for a model that cannot write there; E0620, E0621 for the reward.
+    it has no such data. The file of the reward is imported. Raises Refused: E0620, E0621 for the reward.
     """
-    _, train = spec.trained
-    call = train.data
-    if call.name != SOURCE or data is None:
+    call = training.train.data
+    if training.writes is None or data is None:
         return None
     check_allowed(call.arguments["reward"], allow_python)
-    scoring = scoring_of_answers(spec, training, gpu)
     prompts, evaluated = (data.training, data.dataset) if isinstance(data, SeparateEvaluationData) else (data, data)
     assert isinstance(prompts, Prompts)
     assert isinstance(evaluated, Prompts)
     encoding = encoding_of(call, folder, None)
     if prompts.conversing and isinstance(encoding, Tokenizer):
         encoding = conversation_of(encoding, call.arguments["tokenizer"], folder, call.span, {}).encoding
-    return Rollouts(scoring, prompts, evaluated, encoding, reward_of(call.arguments["reward"]), call, train.seed)
+    reward = reward_of(call.arguments["reward"])
+    return Rollouts(training.writes, prompts, evaluated, encoding, reward, call, training.train.seed)
 
 
 @define(eq=False)
@@ -173,7 +159,7 @@ class Rollout:
         found = torch.zeros(2, rows, dtype=torch.float64)
         if own is not None:
             here = slice(own.first, own.first + len(own.logits))
-            uniform = unit_uniform(words(stream(self.rollouts.seed, SOURCE, position, when), 0, rows)[here])
+            uniform = unit_uniform(words(stream(self.rollouts.seed, ROLLOUTS, position, when), 0, rows)[here])
             temperature = float(self.rollouts.call.arguments["temperature"])
             device = own.logits.device
             found[:, here] = torch.stack(

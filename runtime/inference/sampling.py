@@ -7,18 +7,16 @@ from pathlib import Path
 
 from attrs import frozen
 
-from partita.compiler.passes.decode import STATE
-from partita.compiler.program import Program
-from partita.compiler.state import Compilation
+from partita.compiler.pipeline import scoring_of
+from partita.compiler.state import Compilation, Scoring
 from partita.compiler.verify.proxy import single
 from partita.dsl.check.language_model import USUAL, LanguageModel, language_model
-from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Spec
-from partita.dsl.syntax.source import Span
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.encoding import Encoding, Ends, encoding_of
 from partita.runtime.inference.ranks import LocalRanks, Ranks, all_ranks_local, ranks_of
-from partita.runtime.inference.scoring import Scorer, Scoring, check_prompt, scoring_of
+from partita.runtime.inference.scoring import Scorer, check_prompt
 from partita.runtime.python_functions import functions_of
 
 # Tokens that are written after each evaluation.
@@ -122,20 +120,5 @@ def samples_of(spec: Spec, training: Compilation, folder: Path, gpu: bool = Fals
     encoding = encoding_of(train.data, folder, None)
     ids = encoding.ids(prompt, span)
     check_prompt(language, ids, span)
-    scoring = scoring_of(spec, beside=training, gpu=gpu)
-    for program in scoring.programs:
-        check_stored(program, training.program, span)
+    scoring = scoring_of(spec, beside=training, gpu=gpu, span=span)
     return Samples(scoring, prompt, ids, encoding, train.seed)
-
-
-def check_stored(program: Program, training: Program, span: Span | None) -> None:
-    """Refuse (E1001) logits that need a parameter where training does not store it."""
-    for rank, other in zip(program.ranks, training.ranks, strict=True):
-        for name in rank.parameters:
-            if not name.startswith(STATE) and name not in other.parameters:
-                raise refuse(
-                    "E1001",
-                    f"`{USUAL}` needs `{name}` on pipeline rank {rank.rank}, where training does not read it",
-                    span,
-                    help="compute the output from what the loss is computed from; or sample after training",
-                )

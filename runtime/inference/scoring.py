@@ -1,28 +1,19 @@
-"""Logits of the next id: what computes them, and one rank of it.
-
-Where each operation along the sequence allows it, there are two programs: for one position, and for several of a
-prompt at once; both keep what later positions need (`partita.compiler.passes.decode`). Otherwise one program computes
-the whole window for each id.
-"""
+"""Logits of the next id: one rank of what computes them (`partita.compiler.state.Scoring`)."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from math import prod
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from partita.compiler.layout import global_type
-from partita.compiler.passes.decode import STATE, NotInParts
-from partita.compiler.passes.larger_batch import with_rows
-from partita.compiler.pipeline import compile_outputs
-from partita.compiler.program import Program
-from partita.compiler.state import Compilation
-from partita.dsl.check.language_model import USUAL, LanguageModel, language_model
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.spec import Model, ShardRule, Spec
+from partita.compiler.passes.decode import STATE
+from partita.compiler.pipeline import AT_ONCE
+from partita.compiler.state import Scoring
+from partita.dsl.check.language_model import LanguageModel
+from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 from partita.runtime.executor import Executor
@@ -37,75 +28,6 @@ from partita.runtime.transports.transport import awaited
 UNCHANGED = 1e-4
 # At how many positions they are compared, and how far apart the ids there are.
 COMPARED, STRIDE = 32, 7919
-# Positions of a prompt that are computed at once.
-AT_ONCE = 32
-
-
-@frozen(eq=False)
-class Scoring:
-    """The programs that compute the logits of a language model. `anew` is why each id takes the whole window; None if
-    it takes one position.
-    """
-
-    model: LanguageModel
-    programs: tuple[Program, ...]
-    anew: NotInParts | None = None
-
-    @property
-    def warning(self) -> Diagnostic | None:
-        """W1001: each token computes the whole window."""
-        if self.anew is None:
-            return None
-        what = f"each token computes all of `{self.model.sequence.name}` anew: {self.anew.what}"
-        return Diagnostic("W1001", what, self.anew.span)
-
-
-def scoring_of(
-    spec: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, cached: bool = True
-) -> Scoring:
-    """What computes the logits of one text by a file in its own layout: along with the run of a training program, if it
-    is `beside` one. Unless `cached`, each id takes the whole window. Raises Refused (E0302, E1001).
-    """
-    return scoring_of_rows(of_fewest_rows(spec), output, beside, gpu, cached)
-
-
-def scoring_of_rows(
-    spec: Spec, output: str = USUAL, beside: Compilation | None = None, gpu: bool = False, cached: bool = True
-) -> Scoring:
-    """The same, of as many texts as the file has rows."""
-    model = language_model(spec.trained[0], spec.batch, output)
-
-    def compiled(*parts: tuple[str, int] | None) -> tuple[Program, ...]:
-        programs = tuple(compile_outputs(spec, (output,), part, beside, gpu).program for part in parts)
-        check_ids_of(model, programs[0], spec.trained[0])
-        return programs
-
-    reason = NotInParts("that was asked for", None)
-    if cached:
-        try:
-            return Scoring(model, compiled(*((model.sequence.name, min(size, model.window)) for size in (1, AT_ONCE))))
-        except NotInParts as found:
-            reason = found
-    return Scoring(model, compiled(None), reason)
-
-
-def of_fewest_rows(spec: Spec) -> Spec:
-    """The file with one row in its batch, or one for each rank over which its layout splits rows; the file itself if
-    other sizes depend on the rows.
-    """
-    model, _ = spec.trained
-    mesh, batch = spec.mesh, spec.batch
-    rules = spec.layout.rules if spec.layout is not None else ()
-    over = {
-        axis
-        for rule in rules
-        if isinstance(rule, ShardRule) and any(target.name == batch and not target.is_class for target in rule.targets)
-        for axis in rule.mesh_axes
-    }
-    try:
-        return evolve(spec, model=with_rows(model, batch, prod(mesh.size(axis) for axis in over) if mesh else 1))
-    except Refused:
-        return spec
 
 
 @frozen(eq=False)
@@ -276,18 +198,6 @@ def check_prompt(model: LanguageModel, ids: Sequence[int], span: Span | None = N
 
 
 # ---------------------------------------------------------------- inputs
-
-
-def check_ids_of(model: LanguageModel, program: Program, declared: Model) -> None:
-    """Refuse (E1001) a model that writes ids which it cannot read, by a program of it."""
-    limit = next((each.limit for each in program.inputs if each.name == model.tokens), None)
-    if limit is not None and limit.size < model.vocab.size:
-        raise refuse(
-            "E1001",
-            f"`{declared.name}` is not a model that writes: it has logits for {model.vocab}, and reads ids of {limit}",
-            declared.span,
-            help="the same axis for both",
-        )
 
 
 def inputs_at(model: LanguageModel, types: Mapping[str, Type], ids: Tensor, start: int) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from partita.compiler.analysis.memory import ELSEWHERE
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import compile_run
@@ -195,7 +196,8 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
     peak = summary.peak_memory[worst]
     if memory is not None and peak > memory:
         mesh = state.spec.mesh
-        when = " in an evaluation" if summary.memory[worst].evaluating else ""
+        where = ELSEWHERE.get(summary.memory[worst].during)
+        when = "" if where is None else f" {where}"
         column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
         yield Diagnostic(
             "E0704",

@@ -170,7 +170,9 @@ def test_into_another_directory() -> None:
 @pytest.mark.parametrize("name", starter_names())
 def test_a_starter_comes_with_what_it_reads(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--from", name]) == 0
-    assert f"wrote {name}.par" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"wrote {name}.par" in told
+    assert ("--allow-python" in told) == any(Path().glob("*.py"))
     spec, diagnostics = load(f"{name}.par")
     assert spec is not None, diagnostics
     assert spec.train is not None

@@ -95,6 +95,15 @@ def test_what_is_frozen_may_be_used_without_a_gradient(use: str, target: str) ->
     assert validate(state).passed
 
 
+def test_adapters_may_freeze_what_is_used_without_a_gradient() -> None:
+    text = FILE.replace("USE", "stop_gradient(x * w)").replace("v: [embed]", "v: [embed, outputs]")
+    text = text.replace("y * v", "dot(y, v, over = embed)").replace("steps = 3", "steps = 3 adapters = few")
+    rules = "axis outputs = 3 adapters few { lora v -> lora(rank = 2) freeze all }\n"
+    spec, diagnostics = load_text(rules + text, "m.par")
+    assert spec is not None, diagnostics
+    assert {each.name for each in compile_spec(spec).update.parameters} == {"m.v.lora_a", "m.v.lora_b"}
+
+
 def test_a_freeze_of_another_parameter_is_none_of_this_one() -> None:
     text = FILE.replace("USE", "x * stop_gradient(w)").replace("optimizer = adamw(lr = 0.1)", "optimizer = rules")
     spec, (diagnostic,) = load_text("optimizer rules { freeze v update all -> adamw(lr = 0.1) }\n" + text, "m.par")

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from partita.cli.main import main
 from partita.compiler.analysis.in_flight import expanded, memory_behind, posted
 from partita.compiler.analysis.liveness import host_bytes, line_by_line, live_bytes, working_set
+from partita.compiler.analysis.memory import EVALUATION, TRAINING, memory_report, peak_memory
 from partita.compiler.analysis.memory import _among as among
-from partita.compiler.analysis.memory import memory_report, peak_memory
 from partita.compiler.graph import Builder, Phase, Value
 from partita.compiler.instructions import Compute, WaitSend
 from partita.compiler.ops.collective import AllReduce
@@ -291,7 +291,7 @@ def test_an_evaluation_is_part_of_a_run() -> None:
         alone = memory_report(evolve(training, evaluation=None), rank)
         found = memory_report(training, rank)
         assert found.total > 1.1 * alone.total
-        assert (found.evaluating, alone.evaluating) == (True, False)
+        assert (found.during, alone.during) == (EVALUATION, TRAINING)
         assert found.moment == "as a batch is read, in an evaluation"
         assert memory_report(known, known.plan.ranks[rank.rank]) == found
         # It keeps what training keeps, of which it computes with one group's masters.
@@ -316,7 +316,7 @@ def test_an_evaluation_that_needs_less_changes_only_what_is_kept_for_it() -> Non
     training, _ = compile_run(given)
     for rank in training.plan.ranks:
         found, alone = (memory_report(each, rank) for each in (training, evolve(training, evaluation=None)))
-        assert not found.evaluating
+        assert found.during == TRAINING
         assert found.total - alone.total in (0, 4)
 
 

@@ -8,26 +8,29 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 import partita
 from partita.cli.main import main
+from partita.compiler import pipeline
+from partita.compiler.analysis.memory import memory_report
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.runtime.data.binding import bind
-from partita.runtime.inference import rollouts
-from partita.runtime.inference.scoring import scoring_of_rows
 from partita.runtime.outputs import outputs
 from partita.runtime.philox import stream, words
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.commands import computed
 from tests.commands import partita as command
+from tests.compiler.analysis.test_memory import peak_of
 from tests.files import SPECS
 from tests.marks import soak
 
@@ -160,14 +163,28 @@ def test_advantages_are_those_of_trl(tmp_path: Path):
 def test_a_whole_window_for_each_id_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write(tmp_path)
     (kept,) = batches(opened(path, "train.precision=f64"), 1)
-    monkeypatch.setattr(
-        rollouts, "scoring_of_rows", lambda *given, **named: scoring_of_rows(*given, **named, cached=False)
-    )
+    monkeypatch.setattr(pipeline, "scoring_of", partial(pipeline.scoring_of, cached=False))
     run = opened(path, "train.precision=f64", *LAYOUTS["all"])
     assert [each.code for each in run.plan.warnings] == ["W1001"]
     for anew in batches(run, 1):
         for name, array in kept.items():
             assert anew[name] == pytest.approx(array, abs=1e-12), name
+
+
+def test_what_is_kept_of_all_texts_is_within_the_bound(tmp_path: Path):
+    """It is more than microbatches of two rows take. The prompts are so long that both programs run."""
+    path = write(tmp_path, prompts=[{"prompt": "7" * 50}, {"prompt": "8" * 51}])
+    runs: list[VirtualRun] = []
+
+    def run() -> None:
+        runs.append(opened(path, "batch=64", "seq=128", "schedule=one_f_one_b(microbatches=32)"))
+        for step in (1, 2):
+            batches(runs[0], step)
+
+    peak, training = peak_of(run), runs[0].plan.training
+    found, alone = (memory_report(each, each.plan.ranks[0]) for each in (training, evolve(training, writes=None)))
+    assert found.during == "rollouts"
+    assert alone.total < peak <= found.total
 
 
 @pytest.mark.parametrize("layout", ["all", *soak(*[each for each in LAYOUTS if each != "all"])])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import partita
+from partita.compiler.pipeline import scoring_of
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.runtime.inference import sampling
-from partita.runtime.inference.scoring import scoring_of
 from tests.commands import computed, here
 from tests.commands import partita as command
 from tests.runtime.inference.test_layouts import TEXT as MODEL
