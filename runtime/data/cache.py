@@ -10,6 +10,7 @@ machine share what is in memory of them, and they may be larger than memory.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import struct
 import tempfile
@@ -44,6 +45,23 @@ class Documents:
     ends: np.ndarray
     largest: int
 
+    @property
+    def starts(self) -> np.ndarray:
+        """The start of each document."""
+        return starts_of(self.ends)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many ids each has."""
+        sizes: np.ndarray = self.ends - self.starts
+        return sizes
+
+
+def starts_of(ends: np.ndarray) -> np.ndarray:
+    """Where what follows one another starts, by where each ends."""
+    starts: np.ndarray = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    return starts
+
 
 def directory() -> Path:
     """Where entries are. Raises Refused (E0618) if there is no place for them."""
@@ -66,13 +84,19 @@ def entry(key: str, make: Callable[[], Iterable[Part]], dtype: np.dtype, span: S
     return _kept(directory() / f"{key}.ids", _opened, lambda path: _write(path, make(), dtype), span)
 
 
-def file(name: str, fetch: Callable[[str], None], span: Span | None) -> Path:
+def file(name: str, fetch: Callable[[str], object], span: Span | None) -> Path:
     """The path of a file of this name, which begins with hexadecimal digits; `fetch` writes it, to the path that it is
     given, if it is not there yet.
 
     Raises Refused (E0618) if it cannot be kept, and what `fetch` raises.
     """
     return _kept(directory() / name, lambda path: path if path.exists() else None, lambda path: fetch(str(path)), span)
+
+
+def kept(content: str, suffix: str, span: Span | None) -> Path:
+    """The path of a file with this content, which names it. Raises Refused (E0618) if it cannot be kept."""
+    key = hashlib.sha256(content.encode()).hexdigest()[:40]
+    return file(f"{key}.{suffix}", lambda path: Path(path).write_text(content, encoding="utf-8"), span)
 
 
 @contextmanager
@@ -91,7 +115,7 @@ def writable(path: Path, span: Span | None) -> Iterator[None]:
 
 
 def _kept(
-    path: Path, opened: Callable[[Path], Found | None], write: Callable[[Path], None], span: Span | None
+    path: Path, opened: Callable[[Path], Found | None], write: Callable[[Path], object], span: Span | None
 ) -> Found:
     """What `opened` finds at a path, if need be after `write` has made it. Raises Refused (E0618)."""
     lock = path.with_name(f"{path.name}.lock")
@@ -114,7 +138,7 @@ def _kept(
     return cached
 
 
-def _complete(path: Path, write: Callable[[Path], None]) -> None:
+def _complete(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, and rename it when it is on the disk; if that fails, nothing is left behind."""
     handle, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from partita.runtime.data.documents import check_documents, documents
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matched
 from partita.runtime.data.jsonl import check_unicode, kind_of, records
+from partita.runtime.data.packed_rows import check_lengths
 from partita.runtime.data.packing import Packed, open_packed
 from partita.runtime.data.registry import Use
 from partita.runtime.data.templates import Template, template_of
@@ -141,19 +143,14 @@ def open_chats(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use
     (corpus, learned), chats = _opened(call, root, "ids", "learned")
     pattern = call.arguments["glob"]
     check_documents(corpus, inputs, f"`{pattern}`", call.span)
-    length = length_of(inputs, call.span)
-    sizes = np.diff(corpus.ends, prepend=0)
-    if len(sizes) and sizes.max() > length and not call.arguments["cut"]:
-        longest = int(sizes.argmax())
-        raise refuse(
-            "E0607",
-            f"conversation {longest} of `{pattern}` has {int(sizes.max()):,} ids, and a row has {length:,}",
+    if not call.arguments["cut"]:
+        check_lengths(
+            corpus,
+            length_of(inputs, call.span),
+            lambda number: f"conversation {number} of `{pattern}`",
+            "each is cut into rows, also within an answer",
             call.span,
-            notes=[
-                f"{int((sizes > length).sum()):,} of {len(sizes):,} are longer than a row",
-                _row(corpus, learned, chats, longest),
-            ],
-            help="a longer sequence; or `cut = true`, by which each is cut into rows, also within an answer",
+            partial(_row, corpus, learned, chats),
         )
     return open_packed(
         corpus.ids,
@@ -174,9 +171,8 @@ def turns_left_out(call: Call, root: Path) -> list[Diagnostic]:
     (learned,), _ = _opened(call, root, "learned")
     if learned.largest != LEFT_OUT:
         return []
-    starts = np.concatenate([np.zeros(1, np.int64), learned.ends[:-1]])
-    numbers = np.flatnonzero(np.asarray(learned.ids)[starts] == LEFT_OUT)
-    what = f"{len(numbers):,} of {count(len(starts), 'conversation')} in `{call.arguments['glob']}`"
+    numbers = np.flatnonzero(np.asarray(learned.ids)[learned.starts] == LEFT_OUT)
+    what = f"{len(numbers):,} of {count(len(learned.ends), 'conversation')} in `{call.arguments['glob']}`"
     what += " have turns of the assistant that are not learned: the template writes them otherwise than alone"
     (corpus,), chats = _opened(call, root, "ids")
     first = _row(corpus, learned, chats, int(numbers[0]))
@@ -216,7 +212,7 @@ def end_of_turn(tokens: Tokens, template: Template) -> int | None:
 
 def _row(corpus: Documents, learned: Documents, chats: Chats, number: int) -> str:
     """A conversation, for messages."""
-    part = slice(int(corpus.ends[number - 1]) if number else 0, int(corpus.ends[number]))
+    part = slice(int(corpus.starts[number]), int(corpus.ends[number]))
     return chats.shown(np.asarray(corpus.ids[part]).tolist(), np.asarray(learned.ids[part]))
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import Factory, define, frozen
 
+from partita.dsl.diagnostic import refuse
+from partita.dsl.syntax.source import Span
 from partita.dsl.types import Type
 
 Batch = dict[str, np.ndarray]
@@ -54,6 +56,14 @@ def positions(inputs: Sequence[Input], index: int, rows: range | None) -> np.nda
     """The places of some rows of the batch `index`, or of all, among those of all batches."""
     batch = next(each.batch for each in inputs if each.batch_axis is not None)
     return index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
+
+
+def check_rows(inputs: Sequence[Input], what: str, span: Span | None) -> None:
+    """Refuse (E0607) an input without the batch axis, as `what` has rows."""
+    for each in inputs:
+        if each.batch_axis is None:
+            message = f"{what}, and `{each.name}` has none: it lacks the batch axis"
+            raise refuse("E0607", message, span, notes=[f"{each.name}: {each.type}"])
 
 
 class Dataset(ABC):

@@ -6,7 +6,6 @@ What a run reads is the commit that it begins with, or that of a `revision`: the
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -29,14 +28,8 @@ def _identity(call: Call, root: Path) -> list[tuple[str, Path]]:
     """A file that says what is read: another one for another commit."""
     from partita.runtime.data import cache
 
-    text = json.dumps(what_is_read(call), indent=1)
-    key = hashlib.sha256(text.encode()).hexdigest()[:40]
-    path = cache.file(f"{key}.hub.json", lambda path: _write(path, text), call.span)
+    path = cache.kept(json.dumps(what_is_read(call), indent=1), "hub.json", call.span)
     return [(f"hf://datasets/{call.arguments['repository']}", path)]
-
-
-def _write(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
 
 
 register(

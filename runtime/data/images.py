@@ -9,7 +9,6 @@ them: an item for each line, with the image that `file_name` names in `folder`. 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,13 +46,8 @@ def _list(found: Sequence[tuple[str, Path]], span: Span | None) -> Path:
     """A file of the cache that lists images and their sizes."""
     from partita.runtime.data import cache
 
-    text = "".join(f"{path.stat().st_size} {name}\n" for name, path in found).encode()
-    key = hashlib.sha256(text).hexdigest()[:40]
-    return cache.file(f"{key}.images", lambda path: _write(path, text), span)
-
-
-def _write(path: str, content: bytes) -> None:
-    Path(path).write_bytes(content)
+    text = "".join(f"{path.stat().st_size} {name}\n" for name, path in found)
+    return cache.kept(text, "images", span)
 
 
 register(

@@ -16,9 +16,8 @@ from typing import TypeAlias
 import numpy as np
 from attrs import Factory, field, frozen
 
-from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
-from partita.runtime.data.dataset import Batch, Dataset, Input, positions
+from partita.runtime.data.dataset import Batch, Dataset, Input, check_rows, positions
 from partita.runtime.data.registry import SOURCES, Use
 from partita.runtime.philox import stream, words
 
@@ -156,14 +155,7 @@ class Mixture(Dataset):
 
 def open_mixture(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:
     """The sources of a call, opened. Raises Refused (E06xx), at the source that is wrong."""
-    for model_input in inputs:
-        if model_input.batch_axis is None:
-            raise refuse(
-                "E0607",
-                f"`mix` takes rows, and `{model_input.name}` has none: it lacks the batch axis",
-                call.span,
-                notes=[f"{model_input.name}: {model_input.type}"],
-            )
+    check_rows(inputs, "`mix` takes rows", call.span)
     shares = call.arguments["sources"]
     bounds = [round(ONE * float(each)) for each in np.cumsum([each.share for each in shares])]
     opened = [

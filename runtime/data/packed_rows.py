@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from attrs import frozen
 
+from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
+from partita.runtime.data.cache import Documents
 
 VERSION = 1  # of how documents are packed, and of the file
 MIN_DOCUMENTS = 100_000  # documents: fewer are packed in less time than a file takes
@@ -37,6 +40,35 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.first) - 1
+
+
+def rows_alone(corpus: Documents, numbers: np.ndarray, length: int) -> Rows:
+    """The rows of documents of these numbers, one in each, of which each has as much as fits."""
+    lengths = np.minimum(corpus.sizes[numbers], length)
+    some = lengths > 0  # an empty document has no piece
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(some)])
+    goes_on = np.zeros(int(some.sum()), np.bool_)
+    return Rows(first, corpus.starts[numbers][some], lengths[some].astype(np.int32), goes_on, numbers[some])
+
+
+def check_lengths(
+    corpus: Documents,
+    length: int,
+    called: Callable[[int], str],
+    help: str,
+    span: Span | None,
+    shown: Callable[[int], str] | None = None,
+) -> None:
+    """Refuse (E0607) documents of which the longest, by its number `called` and perhaps `shown` so, is longer than a
+    row.
+    """
+    sizes = corpus.sizes
+    if len(sizes) and sizes.max() > length:
+        longest = int(sizes.argmax())
+        message = f"{called(longest)} has {sizes[longest]:,} ids, and a row has {length:,}"
+        notes = [f"{int((sizes > length).sum()):,} of {len(sizes):,} are longer than a row"]
+        notes += [] if shown is None else [shown(longest)]
+        raise refuse("E0607", message, span, notes=notes, help=f"a longer sequence; or `cut = true`, by which {help}")
 
 
 def packed_once(

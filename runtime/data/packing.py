@@ -19,6 +19,7 @@ from attrs import Factory, field, frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.reprs import count
 from partita.dsl.syntax.source import Span
+from partita.runtime.data.cache import starts_of
 from partita.runtime.data.dataset import Batch, Dataset, Input, positions
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.ids import Ids
@@ -154,7 +155,7 @@ def open_packed(
     """
     length = length_of(inputs, span)
     check_ignored(inputs, "the last id of a document has no target", span)
-    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    starts = starts_of(ends)
 
     # A document belongs to the side on which it begins.
     def sides(share: float) -> tuple[slice, slice]:

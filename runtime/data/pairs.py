@@ -29,7 +29,7 @@ from partita.runtime.data.documents import check_documents, documents
 from partita.runtime.data.encoders import Encoder, Tokens, encoder_of
 from partita.runtime.data.files import listed, matched, tokenizer_file
 from partita.runtime.data.jsonl import kind_of, records
-from partita.runtime.data.packed_rows import Rows
+from partita.runtime.data.packed_rows import check_lengths, rows_alone
 from partita.runtime.data.packing import Packed, check_ignored
 from partita.runtime.data.registry import Use
 from partita.runtime.data.templates import json_object, special_tokens, template_if_any
@@ -185,33 +185,19 @@ def _side(
     if use and not held_out:
         message = f"{what} has no pairs" if use is Use.EVALUATE else f"`holdout` is less than one pair of {what}"
         raise refuse("E0604", message, call.span, help=fits)
-    starts = np.concatenate([np.zeros(1, np.int64), ids.ends[:-1]])
-    lengths = np.minimum(ids.ends - starts, length).astype(np.int32)
-
-    def rows(some: slice) -> Rows:
-        numbers = np.arange(pairs)[some]
-        return Rows(np.arange(len(numbers) + 1), starts[some], lengths[some], np.zeros(len(numbers), np.bool_), numbers)
-
-    parts = rows(slice(0, pairs - held_out)), rows(slice(pairs - held_out, pairs))
-    return Packed(inputs, ids.ids, learned.ids, *parts, length, seed, what, call.span)
+    numbers, training = np.arange(pairs), pairs - held_out
+    trained, evaluated = (rows_alone(ids, each, length) for each in (numbers[:training], numbers[training:]))
+    return Packed(inputs, ids.ids, learned.ids, trained, evaluated, length, seed, what, call.span)
 
 
 def _check_lengths(ids: Documents, learned: Documents, side: str, length: int, call: Call) -> None:
     """Refuse (E0607) pairs that are longer than a row, or whose prompt alone is if they are to be cut."""
-    sizes = np.diff(ids.ends, prepend=0)
-    long = np.flatnonzero(sizes > length)
     what = f"`{call.arguments['glob']}`"
-    if len(long) and not call.arguments["cut"]:
-        number = int(sizes.argmax())
-        raise refuse(
-            "E0607",
-            f"`{side}` of pair {number} of {what} has {sizes[number]:,} ids with its prompt, and a row has {length:,}",
-            call.span,
-            notes=[f"{len(long):,} of {len(sizes):,} are longer than a row"],
-            help="a longer sequence; or `cut = true`, by which answers end with the row",
-        )
-    for number in long.tolist():
-        begin = int(ids.ends[number] - sizes[number])
+    if not call.arguments["cut"]:
+        called = f"`{side}`, with its prompt, of pair"
+        check_lengths(ids, length, lambda number: f"{called} {number} of {what}", "answers end with the row", call.span)
+    for number in np.flatnonzero(ids.sizes > length).tolist():
+        begin = int(ids.starts[number])
         if not np.any(learned.ids[begin + 1 : begin + length]):
             message = f"the prompt of pair {number} of {what} fills a row of {length:,}, and leaves no room for answers"
             raise refuse("E0607", message, call.span, help="a longer sequence, or leave it out")

@@ -24,7 +24,7 @@ from partita.runtime.data.images import pictures
 from partita.runtime.data.items import Items, split_items
 from partita.runtime.data.jsonl import records, text_of
 from partita.runtime.data.packages import package
-from partita.runtime.data.packed_rows import Rows
+from partita.runtime.data.packed_rows import check_lengths, rows_alone
 from partita.runtime.data.packing import NAMES, Packed, check_ignored
 from partita.runtime.data.registry import Use
 from partita.runtime.data.windows import check_largest, length_of
@@ -204,18 +204,9 @@ def _packed(
     how = f"captions {arguments['field']}"
     corpus = documents(files, lambda path, name: ((text, True) for text in texts), how, encoder_of(call, root), span)
     check_documents(corpus, inputs, f"`{captions}`", span)
-    starts = np.concatenate([np.zeros(1, np.int64), corpus.ends[:-1]])
-    sizes = corpus.ends - starts
-    if sizes.max() > length and not arguments["cut"]:
-        raise refuse(
-            "E0607",
-            f"caption {int(sizes.argmax())} of `{captions}` has {int(sizes.max()):,} ids, and a row has {length:,}",
-            span,
-            notes=[f"{int((sizes > length).sum()):,} of {len(sizes):,} are longer than a row"],
-            help="a longer sequence; or `cut = true`, by which what is longer is left out",
+    if not arguments["cut"]:
+        check_lengths(
+            corpus, length, lambda number: f"caption {number} of `{captions}`", "what is longer is left out", span
         )
-    lengths = np.minimum(sizes, length)[order]
-    some = lengths > 0  # an empty caption has no piece
-    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(some)])
-    rows = Rows(first, starts[order][some], lengths[some], np.zeros(int(some.sum()), np.bool_), order[some])
+    rows = rows_alone(corpus, order, length)
     return Packed(inputs, corpus.ids, None, rows, rows, length, seed, f"`{captions}`", span)

@@ -12,7 +12,7 @@ from attrs import Factory, field, frozen
 from partita.dsl.check.exclusions import nothing_held_out
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.dsl.spec import Call, PythonFunction
-from partita.runtime.data.dataset import Batch, Dataset, Input, positions
+from partita.runtime.data.dataset import Batch, Dataset, Input, check_rows, positions
 from partita.runtime.data.epochs import Order
 from partita.runtime.data.items import KINDS, split_items
 from partita.runtime.data.registry import Use
@@ -129,14 +129,7 @@ def _row_type(model_input: Input) -> Any:
 def open_python(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> PythonRows:
     """The rows of a function. Raises Refused (E0604, E0607, E0608, E0621)."""
     function, count = call.arguments["function"], call.arguments["rows"]
-    for model_input in inputs:
-        if model_input.batch_axis is None:
-            raise refuse(
-                "E0607",
-                f"`python` makes rows, and `{model_input.name}` has none: it lacks the batch axis",
-                call.span,
-                notes=[f"{model_input.name}: {model_input.type}"],
-            )
+    check_rows(inputs, "`python` makes rows", call.span)
     if count is None and use is Use.HOLD_OUT:
         if call.arguments["holdout"]:
             raise refuse("E0608", "of rows without end nothing is held out", call.span, help="`rows = 10_000`")

@@ -28,6 +28,7 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
 from partita.runtime.data import cache
+from partita.runtime.data.cache import starts_of
 from partita.runtime.data.dataset import Batch, Dataset, Input
 from partita.runtime.data.documents import MAX_AT_ONCE, check_separate, encoded, groups, open_corpus
 from partita.runtime.data.encoders import Encoder, encoder_of
@@ -121,7 +122,7 @@ class Split:
             count = -(-(len(ids) - 1) // self.length)
             starts = np.minimum(np.arange(count) * self.length, len(ids) - 1 - self.length)
             return Windows(self.inputs, ids, ids[:0], self.length, self.seed, self.what, self.span), starts
-        rows = packed(np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends, self.length)
+        rows = packed(starts_of(ends), ends, self.length)
         dataset = Packed(self.inputs, ids, None, rows, rows, self.length, self.seed, self.what, self.span)
         return dataset, np.arange(len(rows))
 

@@ -193,7 +193,7 @@ def test_texts_end_as_the_tokenizer_says(tmp_path: Path):
         (
             {"prompt": "a " * 99, "chosen": "a", "rejected": "b"},
             "E0607",
-            "`chosen` of pair 1 of `pairs.jsonl` has 200 ids with its prompt, and a row has 96",
+            "`chosen`, with its prompt, of pair 1 of `pairs.jsonl` has 200 ids, and a row has 96",
         ),
     ],
 )
@@ -245,7 +245,7 @@ def test_inputs_that_it_does_not_yield_are_named(tmp_path: Path):
 
 def test_long_answers_are_cut_where_that_is_said(tmp_path: Path):
     line = {"prompt": "what? ", "chosen": "a" * 99, "rejected": "b"}
-    with pytest.raises(Refused, match=r"`chosen` of pair 0 of `pairs.jsonl` has 105 ids(.|\n)*`cut = true`"):
+    with pytest.raises(Refused, match=r"of pair 0 of `pairs.jsonl` has 105 ids(.|\n)*`cut = true`"):
         pairs(tmp_path, [line])
     ((chosen, rejected),) = pairs(tmp_path, [line], "cut = true")
     assert chosen == row(list(b"what? " + b"a" * 90), [i >= 6 for i in range(96)])
