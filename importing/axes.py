@@ -128,6 +128,9 @@ class Axes:
         """The size of a concatenation is the sum of what is put together."""
         axes, pieces = self.of(value)[value.args["dim"]], self.pieces(value)
         given = {name for each in self.solver.values if each.op == "input" for dim in self.of(each) for name in dim}
+        follow = {word for each in pieces for name in each for word in self.formulas.get(name, "").split()}
+        if follow & {*axes}:
+            return
         known = {*axes, *given}  # a file at another size of an input would be valid, whatever else follows it
         if len(axes) == 1 and axes[0] not in self.formulas and not any(known & {*each} for each in pieces):
             terms = Counter(" * ".join(each) for each in pieces)

@@ -20,6 +20,7 @@ from torch.utils._pytree import TreeSpec
 
 from partita.importing.draws import is_draw, is_dropping
 from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
+from partita.importing.loops import roll
 from partita.importing.normal.arguments import known
 from partita.importing.substitutes import exported
 
@@ -34,9 +35,12 @@ FILLED += [getattr(torch.ops.aten, f"new_{each}") for each in ("zeros", "ones", 
 KEPT = ("running_mean", "running_var")
 
 
-def capture(module: nn.Module, inputs: Mapping[str, Tensor], loss_alone: bool = False) -> Captured:
+def capture(
+    module: nn.Module, inputs: Mapping[str, Tensor], loss_alone: bool = False, rolled: bool = False
+) -> Captured:
     """The graph of a module's `forward` with these keyword arguments; with other outputs than the loss, unless it shall
-    be alone. Raises NotUnderstood where it cannot be exported: a branch that depends on data, for instance.
+    be alone. Loops over a dimension are unrolled, or `rolled` up again, if there are any. Raises NotUnderstood where it
+    cannot be exported: a branch that depends on data, for instance.
     """
     try:
         program = exported(module, inputs)
@@ -47,7 +51,7 @@ def capture(module: nn.Module, inputs: Mapping[str, Tensor], loss_alone: bool = 
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
     captured = _Capturing(program, _names_of(module)).captured()
-    captured.loss_alone = loss_alone
+    captured.loss_alone, captured.rolled = loss_alone, rolled and roll(captured)
     lower = {name.lower(): name for name in inputs}  # as a graph has names
     for value in captured.inputs:
         value.args["name"] = lower.get(value.args["name"], value.args["name"])

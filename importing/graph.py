@@ -252,6 +252,7 @@ class Captured:
     updates: dict[str, Value] = Factory(dict)  # of buffers, by their names
     changes: list[Value] = Factory(list)  # those of them that no operation of the language implies, as an `update`
     loss_alone: bool = False  # whether no output is shown beside it
+    rolled: bool = False  # whether it has loops over a dimension
     lengths_fixed: bool = False  # whether numbers follow other sizes than that of the batch, by no formula
 
     @property

@@ -78,12 +78,16 @@ def imported(
     try:
         return _imported(module, inputs, graph, name, axes, apart, "")
     except NotUnderstood as error:
-        if graph.shown == [graph.loss]:
-            raise
-        try:
-            return _imported(module, inputs, capture(module, inputs, loss_alone=True), name, axes, apart, str(error))
-        except NotUnderstood:
-            raise error from None
+        ways = [(False, True), (True, False), (True, True)]
+        for loss_alone, rolled in ways[1:2] if graph.shown == [graph.loss] else ways:
+            other = capture(module, inputs, loss_alone, rolled)
+            if other.rolled != rolled:
+                break  # there are no loops
+            try:
+                return _imported(module, inputs, other, name, axes, apart, str(error) if loss_alone else "")
+            except NotUnderstood:
+                continue
+        raise
 
 
 def _imported(
@@ -98,7 +102,9 @@ def _imported(
     scaled = scalings(module)
 
     def solved() -> list[list[tuple[str, int]]]:
-        return Solver(understood(capture(module, inputs, graph.loss_alone).written, scaled)).free_dimensions()
+        return Solver(
+            understood(capture(module, inputs, graph.loss_alone, graph.rolled).written, scaled)
+        ).free_dimensions()
 
     twin = sized(module, inputs, graph, solved)
     graph.rewrite(understood(graph.written, scaled))

@@ -55,7 +55,7 @@ def sized(
         for more in LARGER if len(free) > 1 else LARGER[:1]:
             larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
-                twin = capture(module, larger, graph.loss_alone)
+                twin = capture(module, larger, graph.loss_alone, graph.rolled)
             except NotUnderstood:
                 failed = True
                 continue
@@ -84,16 +84,19 @@ def sized(
 
 
 def _apart(free: Sequence[Sequence[Dim]], inputs: Mapping[str, Tensor], more: Sequence[int]) -> list[int]:
-    """How much larger dimensions are, so that none grows by the ratio of another: which of them a number follows would
-    not be known.
+    """How much larger dimensions are, so that none grows by the ratio of another, or of one without its ends: which of
+    them a number follows would not be known.
     """
     found: list[int] = []
-    ratios: set[float] = set()
+    ratios: list[set[float]] = [set(), set()]  # of dimensions, and of these with a few positions more and less
     for dims, extra in zip(free, chain(more, count(more[-1] + 1)), strict=False):
         size = inputs[dims[0][0]].shape[dims[0][1]] if dims else 1
-        while (size + extra) / size in ratios:
+        while True:
+            own, others = {(size + extra) / size}, {(each + extra) / each for each in range(max(1, size - 2), size + 3)}
+            if not own & ratios[1] and not others & ratios[0]:
+                break
             extra += 1
-        ratios.add((size + extra) / size)
+        ratios = [ratios[0] | own, ratios[1] | others]
         found.append(extra)
     return found
 

@@ -11,6 +11,8 @@ from partita.importing.graph import Value
 from partita.importing.said import Said
 from partita.importing.writing.tree import Scope
 
+NESTED = ("repeat", "scan")  # kinds of bodies that see what is around them
+
 
 @frozen
 class Declared:
@@ -33,7 +35,9 @@ class Declared:
 
 @define(eq=False)
 class Body:
-    """What is being written. `kind`: model, block or repeat. Of a repeat, `scopes` are the modules of an iteration."""
+    """What is being written. `kind`: model, block, repeat or scan. Of a repeat, `scopes` are the modules of an
+    iteration.
+    """
 
     kind: str
     scopes: list[Scope]
@@ -45,15 +49,16 @@ class Body:
     parameters: dict[Value, Declared] = Factory(dict)
     calls: dict[str, list[Body | list[Body]]] = Factory(dict)  # by path element
     taken: set[str] = Factory(set)
+    local: set[str] = Factory(set)  # names of values in scans, which parameters cannot have
     read: Counter[Value] = Factory(Counter)  # how often each parameter is
     outputs: list[str] = Factory(list)
     computed: set[Value] | None = None
     shared: dict[str, tuple[str, str]] = Factory(dict)  # modules that are called several times → name, and block
 
     def lookup(self, value: Value) -> Said | None:
-        """What stands for a value here: a repeat also reads what is around it."""
+        """What stands for a value here: repeats and scans also read what is around them."""
         found = self.said.get(value)
-        if found is None and self.kind == "repeat" and self.parent is not None:
+        if found is None and self.kind in NESTED and self.parent is not None:
             return self.parent.lookup(value)
         return found
 
@@ -62,7 +67,7 @@ class Body:
         body: Body | None = self
         while body is not None:
             yield body
-            body = body.parent if body.kind == "repeat" else None
+            body = body.parent if body.kind in NESTED else None
 
     @property
     def inside(self) -> set[Value] | None:
@@ -77,7 +82,11 @@ class Body:
         for body in self.around():
             if any(name == own for own, _ in body.shared.values()):
                 return False
-            if name in body.bound or name in body.taken or any(name == each.name for each in body.parameters.values()):
+            if (
+                name in body.bound
+                or name in body.taken | body.local
+                or any(name == each.name for each in body.parameters.values())
+            ):
                 return False
         return True
 

@@ -15,7 +15,7 @@ from partita.importing.rows import stored
 from partita.importing.said import call, number_text
 from partita.importing.writing import initial
 from partita.importing.writing.blocks import ARROWS, Blocks, Form
-from partita.importing.writing.body import Body
+from partita.importing.writing.body import NESTED, Body
 from partita.importing.writing.known import Expressions
 from partita.importing.writing.names import called, numbered, valid
 from partita.importing.writing.tree import Tree, base
@@ -256,7 +256,7 @@ class File:
         readers = self.tree.readers(value)
         for each in body.around():
             inside = {made for scope in each.scopes for call in self.tree.same(scope) for made in call.values}
-            if each.kind != "repeat" or all(reader in inside for reader in readers):
+            if each.kind not in NESTED or (each.kind == "repeat" and all(reader in inside for reader in readers)):
                 return each
         return body
 

@@ -13,6 +13,7 @@ from attrs import evolve
 from partita.dsl.syntax.format import format_text
 from partita.importing.axes import Axes
 from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value
+from partita.importing.loops import Loop
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.blocks import placed
 from partita.importing.writing.body import Body, Declared
@@ -24,6 +25,7 @@ from partita.importing.writing.writer import Writer
 
 SPARE = ("h", "y", "z", "u", "p", "r")  # names of values that have none
 INPUTS = ("x", "y", "z", "u", "w")
+SCANNED = ("scan_slice", "scan_carry")  # what a loop has names for
 LONG = 4  # operations of an expression that is not written twice
 
 
@@ -63,6 +65,7 @@ class Program:
         self.model = Body("model", [self.tree.root], name=valid(name))
         self.shown: list[Sequence[Names]] = []  # of each output, the axes of its dimensions
         self.samples = [value for value in solver.values if value.op == "input" and "draw" in value.args]
+        self.given: dict[Value, str] = {}  # names that loops hand on, of what their steps make
         self.kept = self._kept()
 
     def learned(self) -> bool:
@@ -95,7 +98,12 @@ class Program:
             squared = not several and sites[0] in self.tree.readers(value) and self._is_long_twice(value, kept)
             if several or named or squared or self._are_apart(value, sites[0]):
                 kept.add(value)
-        return kept
+        for value in self.tree.values:
+            if value.op == "scan_slice":
+                kept.add(base(value.args["x"]))
+            elif value.op == "scan_result":
+                kept.update(base(each) for each in value.inputs)
+        return {value for value in kept if value.op not in SCANNED}
 
     def _is_long_twice(self, value: Value, kept: Collection[Value]) -> bool:
         """Whether one operation reads a value twice, as a square does, which is no short expression: a block, written
@@ -128,7 +136,7 @@ class Program:
     def _layers(self, value: Value, site: Value | Scope | None = None) -> list[Scope]:
         """The numbered modules around a value, or around where it is read."""
         scope = site if isinstance(site, Scope) else self.tree.home[value]
-        return [each for each in scope.around() if each.number is not None and not each.is_torch]
+        return [each for each in scope.around() if each.is_loop or (each.number is not None and not each.is_torch)]
 
     # ------------------------------------------------------------ bodies
 
@@ -147,6 +155,9 @@ class Program:
                 elif item in self.kept:
                     self._bind(item, body)
                 continue
+            if item.is_loop:
+                self._scan(item, body)
+                continue
             run = self._run(items[at - 1 :])
             if len(run) > 1:
                 self._layers_of(run, body)
@@ -158,10 +169,11 @@ class Program:
 
     def _bind(self, value: Value, body: Body, said: Said | None = None, name: str | None = None) -> None:
         said = Writer(self.file, body)(value) if said is None else said
+        said = self._as_handed(said, value, body) if value in self.given else said
         if said.text in body.bound and body.bound[said.text] is not None and name in (None, said.text):
             body.said[value] = said
             return
-        name = self._free(name or self.called.get(value) or "h", value, body)
+        name = self.given.get(value) or self._free(name or self.called.get(value) or "h", value, body)
         whole = SPLIT.fullmatch(said.text)  # which is merged again where it is read
         body.lines.append(f"let {name} = {whole[1] if whole is not None else said.text}")
         self._name(name, value, said, body)
@@ -248,7 +260,7 @@ class Program:
 
     def _is_block(self, scope: Scope) -> bool:
         """Whether a call is one of a block: of a class that is used several times and has parameters of its own."""
-        if scope.is_torch or scope.number is not None or len(self.tree.kinds[scope.call.kind]) < 2:
+        if scope.is_torch or scope.is_loop or scope.number is not None or len(self.tree.kinds[scope.call.kind]) < 2:
             return False
         if scope.path in self.inlined:
             return False
@@ -268,7 +280,7 @@ class Program:
         with self.file.expressions.of(outputs[0], scope) as written:
             arguments = [outer(value) for value in inputs]
         for i, (value, said) in enumerate(zip(inputs, arguments, strict=True)):
-            likely = [self.called.get(value, INPUTS[i % len(INPUTS)]) if i else "x", *INPUTS, f"x_{i}"]
+            likely = [valid(self.called.get(value, INPUTS[i % len(INPUTS)])) if i else "x", *INPUTS, f"x_{i}"]
             name = next(each for each in likely if each not in inner.bound)
             given.append(said.text)
             axes = said.memory_order
@@ -319,6 +331,116 @@ class Program:
         beside = scope.parent.children if scope.parent is not None else ()
         repeated = any(each.call.kind == scope.call.kind and each.path != scope.path for each in beside)
         return self._is_block(scope) or (scope.number is not None and not scope.is_torch and repeated)
+
+    # ------------------------------------------------------------ loops
+
+    def _scan(self, scope: Scope, body: Body) -> None:
+        """Write a loop over a dimension."""
+        results = [each for each in self.tree.values if each.op == "scan_result" and self._is_of(each, scope)]
+        nexts, loop = results[0].args["nexts"], results[0].args["loop"]
+        inner = Body("scan", [scope], body, calls=body.calls, parameters=body.parameters, shared=body.shared)
+        seq = self._read_in_steps(scope, loop, inner, body)
+        handed = self._begin(dict(zip(nexts, loop.carries, strict=True)), scope, results, inner, body)
+        self.write(scope, inner)
+        self._hand_on(handed, inner)
+        body.local |= {*inner.bound}
+        body.lines += [f"scan {seq}{' backward' if loop.backward else ''} {{", *inner.lines, "}"]
+        for result in results:
+            said, name = inner.said[result.args["x"]], handed[result.args["x"]]
+            body.said[result] = Said(name, ((seq,), *said.dims), (seq, *said.axes), dtype=said.dtype)
+            body.bound[name] = result
+
+    def _is_of(self, result: Value, scope: Scope) -> bool:
+        """Whether a result is that of a loop's step."""
+        loop = result.args["loop"]
+        return any(each in scope.values for each in (*loop.carries, *loop.slices))
+
+    def _before(self, scope: Scope) -> Value:
+        """What the program computes just before a call; an input, if that is nothing."""
+        at = self.tree.place[scope.values[0]]
+        return self.tree.values[at - 1] if at else self.graph.inputs[0]
+
+    def _read_in_steps(self, scope: Scope, loop: Loop, inner: Body, body: Body) -> str:
+        """Let the step of a loop read what has its axis position by position, or all of it under another name of the
+        axis; returns the axis.
+        """
+        outer, seq = Writer(self.file, body), ""
+        for each in loop.slices:
+            dim = each.args["dim"]
+            said, (seq,) = outer.single(outer(each.args["x"]), [dim])
+            said = self._named(said, base(each.args["x"]), scope, body)
+            rest = (*said.dims[:dim], *said.dims[dim + 1 :])
+            inner.said[each] = evolve(said, dims=rest, axes=tuple(name for name in said.axes if name != seq))
+        for value in self.tree.inputs_of(scope):
+            readers = (user for user in scope.values if any(base(each) is value for each in user.inputs))
+            if value.op in LEAVES[1:] or all(user.op == "scan_slice" for user in readers):
+                continue
+            said = outer(value)
+            if seq in said.axes:
+                dims = [tuple(outer.second(seq) if own == seq else own for own in dim) for dim in said.dims]
+                inner.said[value] = self._named(said.renamed(dims), value, scope, body)
+        return seq
+
+    def _named(self, said: Said, value: Value, scope: Scope, body: Body) -> Said:
+        """What is said before a call, under a name."""
+        if said.text.isidentifier():
+            return said
+        name = self._free(self.called.get(value, "x"), self._before(scope), body)
+        body.lines.append(f"let {name} = {said.text}")
+        body.bound[name] = None
+        return evolve(said, text=name, binds=CALL)
+
+    def _begin(
+        self, carried: dict[Value, Value], scope: Scope, results: Sequence[Value], inner: Body, body: Body
+    ) -> dict[Value, str]:
+        """Bind what a loop hands on before its first step; returns the names."""
+        outer, handed = Writer(self.file, body), dict[Value, str]()
+        for value in dict.fromkeys([*carried, *(each.args["x"] for each in results)]):
+            carry = carried.get(value)
+            name = self._free(self.called.get(base(value)) or "h", self._before(scope), body)
+            axes = [own for dim in outer.names_of(value) for own in dim]
+            begun = Said("0", ((),) * value.rank, dtype="number") if carry is None else outer(carry.args["begin"])
+            begun = outer.expanded(begun, [each for each in axes if each not in begun.axes])
+            body.lines.append(f"let {name} = {begun.text}")
+            body.taken.add(name)
+            inner.bound[name] = carry
+            handed[value] = name
+            if carry is not None:
+                inner.said[carry] = Said(name, tuple(map(tuple, outer.names_of(carry))), begun.axes)
+            if value in self.kept and (carry is None or not self._is_read_after(carry, value, inner)):
+                self.given[value] = name
+        body.taken -= {*handed.values()}
+        inner.taken |= {*handed.values()}
+        body.bound.update(dict.fromkeys(handed.values()))
+        return handed
+
+    def _as_handed(self, said: Said, value: Value, body: Body) -> Said:
+        """What a step makes, with the axes that it has before the first."""
+        writer = Writer(self.file, body)
+        names = [tuple(own) for own in writer.names_of(value)]
+        dims = [new if len(own) == len(new) else own for own, new in zip(said.dims, names, strict=True)]
+        said = said.renamed(dims)
+        return writer.expanded(said, [own for dim in names for own in dim if own not in said.axes])
+
+    def _hand_on(self, handed: dict[Value, str], body: Body) -> None:
+        """Let the names that a loop hands on be what its step has made."""
+        writer = Writer(self.file, body)
+        left: list[tuple[str, Value, Said]] = []
+        for value, name in handed.items():
+            said = self._as_handed(writer(value), value, body)
+            if said.text == name and body.bound.get(name) is value:
+                continue
+            left.append((name, value, said))
+        names = {name for name, _, _ in left}
+        apart = len(left) > 1 and any(names & {*re.findall(r"\w+", said.text)} for _, _, said in left)
+        for i, (name, value, said) in enumerate(left):
+            if apart:
+                new = self._free(f"new_{name}", value, body)
+                body.lines.append(f"let {new} = {said.text}")
+                left[i] = (name, value, evolve(said, text=new, binds=CALL))
+        for name, value, said in left:
+            body.lines.append(f"let {name} = {said.text}")
+            self._name(name, value, said, body)
 
     # ------------------------------------------------------------ repeats
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from attrs import Factory, define
 
 from partita.importing.graph import LEAVES, Call, Value, is_op
+from partita.importing.loops import SCAN
 
 VIEWS = ("view", "permute", "expand", "cast")
 NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
@@ -39,6 +40,11 @@ class Scope:
     def is_torch(self) -> bool:
         """Whether the module is one of torch's own."""
         return self.call.kind.startswith("torch.nn.")
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is the step of a loop."""
+        return self.call.kind == SCAN
 
     @property
     def children(self) -> list[Scope]:
