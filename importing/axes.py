@@ -40,6 +40,7 @@ class Axes:
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
         self.roles: dict[str, str] = {}  # what axes would be called if there were no others
+        self.grown: set[str] = set()  # which are longer where inputs are
         self.fixed: set[str] = set()  # over which windows stride, or whose size matters elsewhere
         for value in solver.values:
             self._vote(value, wanted)
@@ -88,6 +89,8 @@ class Axes:
         free: dict[str, tuple[int, int]] = {}
         for value in self.solver.values:
             for axes, size, other in zip(self.of(value), value.shape, value.twin or value.shape, strict=True):
+                if size != other:
+                    self.grown.update(axes)
                 if value.op == "input" and size != other and len(axes) == 1:
                     free[axes[0]] = size, other
         for value in self.solver.values:

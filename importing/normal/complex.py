@@ -18,18 +18,33 @@ from partita.importing.normal.views import selected, viewed
 # What of both parts is that of the whole.
 OF_EACH = (
     *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "expand", "flatten"),
-    *("alias", "clone", "contiguous", "detach", "neg", "sum", "mean", "cat", "stack", "flip", "roll"),
+    *("alias", "clone", "contiguous", "detach", "neg", "sum", "mean", "cat", "stack", "flip", "roll", "copy"),
+    *("slice_scatter", "select_scatter"),
 )
+OF_TWO = ("add", "sub", "mul", "div")
+PRODUCTS = ("einsum", "matmul", "mm", "bmm")
 
 
 def of_complex(value: Value) -> Value | None:
-    """What an operation of complex numbers is, if one of its operands is a pair."""
-    if value.constant is not None or not any(is_op(each, "complex") for each in value.inputs):
+    """What an operation of complex numbers is, if one of its operands is a pair, or it makes one of reals."""
+    name, a = value.op.partition(".")[0], Arguments(value)
+    pairs = any(is_op(each, "complex") for each in value.inputs)
+    makes = (
+        value.dtype.is_complex and name in OF_TWO and all(not is_op(x, "view_as_complex.default") for x in value.inputs)
+    )
+    if value.constant is not None or not (pairs or makes):
         return None
     value = _of_reals(value)
-    name, a = value.op.partition(".")[0], Arguments(value)
     x: Any = a["self"]
     of = partial(broadcasted, value)
+    if name in PRODUCTS:
+        return _product(value)
+    if name == "exp":
+        size, turns = (pointwise(each, "exp" if each is x.args["re"] else "cos", each) for each in _parts(x))
+        sine = pointwise(value, "sin", x.args["im"])
+        return _pair(value, of("multiply", size, turns), of("multiply", size, sine))
+    if name == "reciprocal":
+        return _of_two(value, "div", 1.0, x)
     if name in OF_EACH:
         return _pair(value, *(_of_part(value, which) for which in ("re", "im")))
     if name in ("real", "imag"):
@@ -45,7 +60,7 @@ def of_complex(value: Value) -> Value | None:
         return pointwise(value, "atan2", x.args["im"], x.args["re"])
     if name in ("conj", "_conj", "conj_physical"):
         return _pair(value, x.args["re"], pointwise(x.args["im"], "negate", x.args["im"]))
-    if name in ("add", "sub", "mul", "div"):
+    if name in OF_TWO:
         return _of_two(value, name, x, a["other"])
     return None
 
@@ -58,6 +73,8 @@ def _of_part(value: Value, which: str) -> Value:
     def part(x: Any) -> Any:
         if isinstance(x, list | tuple):
             return [part(each) for each in x]
+        if isinstance(x, Value) and x.dtype.is_complex and x.constant is not None:
+            return _parts(x)[which == "im"]
         return x.args[which] if is_op(x, "complex") else x
 
     own = evolve(value, args={name: part(x) for name, x in value.args.items()})
@@ -73,6 +90,8 @@ def _parts(x: Any) -> tuple[Any, Any]:
     """The real and the imaginary part, of which reals have none."""
     if is_op(x, "complex"):
         return x.args["re"], x.args["im"]
+    if isinstance(x, complex):
+        return x.real, x.imag
     if isinstance(x, Value) and x.dtype.is_complex:
         if is_op(x, "view_as_complex.default"):
             real: Value = x.args["self"]
@@ -96,11 +115,45 @@ def _of_two(value: Value, name: str, x: Any, y: Any) -> Value:
         function = "multiply" if name == "mul" else "divide"
         return _pair(value, of(function, a, c), of(function, b, c))
     if name == "div":
-        raise value.refuse("a division by complex numbers")
+        size = of("add", of("multiply", c, c), of("multiply", d, d))
+        top = _of_two(value, "mul", x, value.make("complex", re=c, im=of("negate", d)))
+        return _pair(value, *(of("divide", top.args[part], size) for part in ("re", "im")))
     if b is None:
         return _pair(value, of("multiply", a, c), of("multiply", a, d))
     re = of("subtract", of("multiply", a, c), of("multiply", b, d))
     return _pair(value, re, of("add", of("multiply", a, d), of("multiply", b, c)))
+
+
+def _product(value: Value) -> Value:
+    """A product of two, of which one may be of reals."""
+    names = [name for name, each in value.args.items() if isinstance(each, Value | list) and name != "path"]
+    both = value.args["tensors"] if "tensors" in value.args else [value.args[name] for name in names]
+    if len(both) != 2:
+        raise value.refuse("a product of more than two complex tensors")
+
+    def of(one: Any, other: Any) -> Value:
+        args = (
+            {**value.args, "tensors": [one, other]}
+            if "tensors" in value.args
+            else dict(zip(names, (one, other), strict=True))
+        )
+        own = evolve(value, args=args)
+        return OPERATIONS[value.op](own, Arguments(own))
+
+    (a, b), (c, d) = map(_parts, both)
+    if b is None or d is None:
+        return _pair(value, of(a, c), of(a if b is None else b, c if d is None else d))
+    add = partial(broadcasted, value)
+    return _pair(value, add("subtract", of(a, c), of(b, d)), add("add", of(a, d), of(b, c)))
+
+
+@aten("view_as_complex.default")
+def _as_complex(value: Value, a: Arguments) -> Value:
+    """Of a parameter; others are turned by positions, for which there is a pattern."""
+    x = a["self"]
+    if x.op not in ("parameter", "buffer"):
+        return value
+    return _pair(_of_reals(value), *(selected(x, x, x.rank - 1, i) for i in range(2)))
 
 
 @aten("complex.default")
@@ -108,19 +161,34 @@ def _complex(value: Value, a: Arguments) -> Value:
     return _pair(_of_reals(value), a["real"], a["imag"])
 
 
+def _table(value: Value, function: str, elements: torch.Tensor, *xs: Any) -> Value:
+    """A table that is computed of others."""
+    made = value.make("pointwise", elements.shape, elements.dtype, function=function, xs=list(xs))
+    made.constant = elements
+    return made
+
+
+def _times(value: Value, count: int, size: int) -> Value:
+    """How often each of the frequencies of `size` reals counts, of which the half is kept: the ends once."""
+    numbers = torch.arange(count)
+    places, once = value.make_constant(numbers), numbers == 0
+    ends = _table(value, "equal", once, places, 0)
+    if 2 * (count - 1) == size:
+        last = _table(value, "equal", numbers == count - 1, places, count - 1)
+        once = once | (numbers == count - 1)
+        ends = _table(value, "or", once, ends, last)
+    return _table(value, "where", torch.where(once, 1.0, 2.0), ends, 1, 2)
+
+
 def _tables(value: Value, rows: int, columns: int, size: int, sign: int = 1) -> tuple[Value, Value]:
     """Cosines and sines of `size` places of a turn, for each product of a row's and a column's number."""
     shape = (rows, columns)
 
-    def of(function: str, elements: torch.Tensor, *xs: Any) -> Value:
-        made = value.make("pointwise", shape, elements.dtype, function=function, xs=list(xs))
-        made.constant = elements
-        return made
-
+    of = partial(_table, value)
     one, other = value.make_constant(torch.arange(rows)[:, None]), value.make_constant(torch.arange(columns))
     turns = torch.arange(rows)[:, None] * torch.arange(columns)
-    exact = (turns % size).double() * (sign * 2 * pi / size)
-    places = of("remainder", turns % size, of("multiply", turns, one, other), size)
+    exact = (turns % int(size)).double() * (sign * 2 * pi / size)
+    places = of("remainder", turns % int(size), of("multiply", turns, one, other), size)
     angles = of("multiply", exact, value.make("cast", shape, exact.dtype, x=places), sign * 2 * pi / size)
     return of("cos", exact.cos(), angles), of("sin", exact.sin(), angles)
 
@@ -161,13 +229,12 @@ def _to_reals(value: Value, a: Arguments) -> Value:
         re, im = _turned(value, re, im, dim, 1)
     last = dims[-1]
     count = x.shape[last]
-    once = torch.tensor([i in (0, size - i) for i in range(count)])
-    times = value.make_constant(torch.where(once, 1.0, 2.0)[:, None])
+    times = _times(value, count, int(size))
     re, im = (
         pointwise(each, "multiply", each, viewed(times, times, (count, *(1,) * (each.rank - last - 1))))
         for each in (re, im)
     )
-    cosines, sines = _tables(value, count, size, size)
+    cosines, sines = _tables(value, count, int(size), size)
     made = along_table(value, re, last, cosines)
     made = broadcasted(value, "subtract", made, along_table(value, im, last, sines))
     factor = _factor(norm, prod(value.shape[dim] for dim in dims))

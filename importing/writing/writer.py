@@ -94,13 +94,14 @@ class Writer:
         found = number(x)
         if found is None or isinstance(x, Sized):
             return said
-        if divides and len(axes) == 1 and found > 1 and self.size_of(only := next(iter(axes))) == found:
-            return evolve(said, text=f"size({only})")
+        fixed = [each for each in axes if each not in self.axes.grown]
+        if divides and len(axes) == len(fixed) == 1 and found > 1 and self.size_of(fixed[0]) == found:
+            return evolve(said, text=f"size({fixed[0]})")
         exact = abs(float(found))
         if len(f"{exact:.12g}".replace(".", "").strip("0")) < ODD:
             return said
         sign = "-" if found < 0 else ""
-        for axis in axes:
+        for axis in fixed:
             root = self.size_of(axis) ** 0.5
             if abs(exact / root - 1) < CLOSE:
                 return evolve(said, text=f"{sign}sqrt(size({axis}))")
