@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from traceback import extract_tb
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -190,7 +191,8 @@ class _Capturing:
                 value.constant = args[0].results[args[1]]
             return value
         if not isinstance(target, torch._ops.OpOverload):
-            raise NotUnderstood(f"`{name}`", place)
+            what = "sizes depend on numbers in tensors" if isinstance(target, BuiltinFunctionType) else f"`{name}`"
+            raise NotUnderstood(what, place)
         if "assert" in name:
             return None
         schema = target._schema.arguments

@@ -216,6 +216,19 @@ def rewritten(outputs: Sequence[Value], rules: Sequence[Callable[[Value], Value 
     return [settled(each) for each in outputs]
 
 
+def _is_trained(value: Value) -> bool:
+    """Whether a value has a gradient with respect to a parameter."""
+    waiting, met = [value], {value}
+    while waiting:
+        each = waiting.pop()
+        if each.op == "parameter" and each.args["trained"]:
+            return True
+        if each.op not in ("stop_gradient", "detach.default"):
+            waiting += [x for x in each.inputs if x not in met and x.constant is None]
+            met.update(each.inputs)
+    return False
+
+
 def _replaced(args: Mapping[str, Any], by: Mapping[Value, Value]) -> dict[str, Any]:
     def of(x: Any) -> Any:
         if isinstance(x, Value):
@@ -258,11 +271,12 @@ class Captured:
     @property
     def loss(self) -> int:
         """Which of the outputs is the loss: the number that is called so, or else the first of those that are returned
-        beside others, and not inside one. Raises NotUnderstood.
+        beside others, and not inside one; with a gradient, if any has one. Raises NotUnderstood.
         """
         numbers = [i for i, value in enumerate(self.outputs) if not value.shape and value.is_float]
         if not numbers:
             raise NotUnderstood('the module returns no loss: `--loss "cross_entropy(logits, targets)"`')
+        numbers = [i for i in numbers if _is_trained(self.outputs[i])] or numbers
         outer = min(numbers, key=lambda i: self.depths[i])
         return next((i for i in numbers if self.names[i] == "loss"), outer)
 

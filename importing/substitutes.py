@@ -26,7 +26,8 @@ def exported(module: nn.Module, inputs: Mapping[str, Tensor]) -> torch.export.Ex
 @contextmanager
 def _substituted(module: nn.Module) -> Iterator[None]:
     """Experts of transformers do not sort, torch's encoders do not compare their masks with causal ones, which is a
-    hint where the mask is applied, and distributions do not check their arguments, which is a branch on data.
+    hint where the mask is applied, distributions do not check their arguments, which is a branch on data, and
+    `x.data` is `x.detach()`, which a graph knows.
     """
     files = {type(part).__module__: None for part in module.modules()}
     with ExitStack() as stack:
@@ -43,11 +44,17 @@ def _substituted(module: nn.Module) -> Iterator[None]:
                     stack.enter_context(_replaced(sys.modules[file], name, function))
         stack.enter_context(_replaced(F, "embedding_bag", _embedding_bag))
         stack.enter_context(_replaced(F, "ctc_loss", _ctc_loss))
+        stack.enter_context(
+            _replaced(Tensor, "data", property(Tensor.detach, vars(torch._C.TensorBase)["data"].__set__))
+        )
+        for owner in (torch, Tensor):
+            stack.enter_context(_replaced(owner, "bincount", _bincount))
         stack.enter_context(_with_buffers_once(module))
         stack.enter_context(_with_buffers_in_place(module))
         yield
 
 
+COUNTED = torch.bincount
 MISSING = object()
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -112,6 +119,15 @@ def _replaced(owner: object, name: str, by: object) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """`torch.bincount` of numbers that are all below `minlength`: as many as a graph can know of."""
+    if not minlength:
+        return COUNTED(input, weights)
+    found = F.one_hot(input, minlength)
+    counts: Tensor = found.sum(0) if weights is None else (found * weights[:, None]).sum(0)
+    return counts
 
 
 def _embedding_bag(
