@@ -79,10 +79,10 @@ def imported(
         return _imported(module, inputs, graph, name, axes, apart, "")
     except NotUnderstood as error:
         ways = [(False, True), (True, False), (True, True)]
-        for loss_alone, rolled in ways[1:2] if graph.shown == [graph.loss] else ways:
+        for loss_alone, rolled in ways[:1] if graph.shown == [graph.loss] else ways:
             other = capture(module, inputs, loss_alone, rolled)
             if other.rolled != rolled:
-                break  # there are no loops
+                continue  # there are no loops
             try:
                 return _imported(module, inputs, other, name, axes, apart, str(error) if loss_alone else "")
             except NotUnderstood:

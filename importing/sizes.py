@@ -7,6 +7,7 @@ sequences; a number that differs is written as what it is of sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, combinations, count
 from math import prod
 from typing import Any, TypeAlias
@@ -51,7 +52,8 @@ def sized(
     between sizes.
     """
     ours, different, unknown, failed = _operations(graph), None, None, False
-    for free, likely in _ways(inputs, solved):
+    solved = cache(solved)
+    for free, likely in _with_others(_ways(inputs, solved), inputs, solved):
         for more in LARGER if len(free) > 1 else LARGER[:1]:
             larger = {name: _longer(each, name, free, _apart(free, inputs, more)) for name, each in inputs.items()}
             try:
@@ -81,6 +83,19 @@ def sized(
     if unknown is not None:
         raise unknown
     return None
+
+
+def _with_others(
+    ways: Iterator[tuple[list[list[Dim]], bool]], inputs: Mapping[str, Tensor], solved: Callable[[], list[list[Dim]]]
+) -> Iterator[tuple[list[list[Dim]], bool]]:
+    """Each way with all other dimensions that are one axis by what is computed, before it is tried without these."""
+    every = {(name, dim) for name, each in inputs.items() for dim, size in enumerate(each.shape) if size > 1}
+    for free, likely in ways:
+        if likely and len(free) > 1 and not every <= {each for dims in free for each in dims}:
+            others = [dims for dims in solved() if not any(each in own for own in free for each in dims)]
+            if others:
+                yield [*free, *others], False
+        yield free, likely
 
 
 def _apart(free: Sequence[Sequence[Dim]], inputs: Mapping[str, Tensor], more: Sequence[int]) -> list[int]:

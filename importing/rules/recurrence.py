@@ -35,7 +35,8 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
     """Each gate has weights of its own; torch keeps those of all gates together."""
     args, kind = value.args, value.args["kind"]
     time = args["time"]
-    x, (seq,) = write.single(write(args["x"]), [time])
+    several = [i for i in range(value.rank - 1) if i != time and write.is_called_again(value, args["states"][0])]
+    x, (seq, *_) = write.single(write(args["x"]), [time, *several])  # calls of one block have the same axes
     (inputs,), (hidden,) = x.dims[-1], write.names_of(value)[-1]
     before = write.second(hidden)
     same = inputs == hidden  # what it reads has the axis of the state, which a weight cannot have twice
@@ -81,4 +82,6 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
     lines += [f"scan {seq}{' backward' if args['backward'] else ''} {{", *step, "}", "return h"]
     text = write.own_block(value, kind.partition("_")[0], [x, *begin], declared, lines, ("x", "h", "c"))
     made = Said(text, (*x.dims[:-1], (hidden,)), (seq, *rest, hidden))
-    return write.split(made, time, write.names_of(value)[time])
+    for dim in (time, *several):
+        made = write.split(made, dim, write.names_of(value)[dim])
+    return made

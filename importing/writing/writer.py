@@ -429,6 +429,10 @@ class Writer:
                 return call(shared[0], *given, *shared[1:])
         return self.file.block(name, given, head, inner, self.body)
 
+    def is_called_again(self, value: Value, parameter: Value) -> bool:
+        """Whether other calls of a module read a parameter of the one that computes a value."""
+        return self.file.has_calls(parameter, value.op, self.file.home_of(parameter, self.body))
+
     def update(self, value: Value) -> str:
         """The statement that changes a buffer."""
         x = value.args["x"]

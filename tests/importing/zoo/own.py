@@ -665,6 +665,44 @@ def _images() -> dict[str, Tensor]:
     return {"image": torch.randn(3, 3, 16, 16), "label": torch.randint(0, 10, (3,))}
 
 
+class Attention(nn.Module):
+    """Additive attention, of a decoder's state to what the encoder has made (Bahdanau et al., arXiv 1409.0473)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.of_state = nn.Linear(hidden, hidden)
+        self.of_source = nn.Linear(hidden, hidden)
+        self.score = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, state: Tensor, source: Tensor) -> Tensor:
+        energy = self.score(torch.tanh(self.of_state(state).unsqueeze(1) + self.of_source(source))).squeeze(-1)
+        weights = F.softmax(energy, dim=1)
+        return torch.bmm(weights.unsqueeze(1), source).squeeze(1)
+
+
+class Seq2Seq(nn.Module):
+    def __init__(self, words: int = 15, out_words: int = 13, embed: int = 8, hidden: int = 12) -> None:
+        super().__init__()
+        self.source = nn.Embedding(words, embed)
+        self.target = nn.Embedding(out_words, embed)
+        self.encoder = nn.GRU(embed, hidden, batch_first=True)
+        self.attention = Attention(hidden)
+        self.cell = nn.GRUCell(embed + hidden, hidden)
+        self.out = nn.Linear(hidden, out_words)
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        memory, last = self.encoder(self.source(source))
+        state = last[-1]
+        given = self.target(target)
+        outputs = []
+        for t in range(target.size(1)):
+            context = self.attention(state, memory)
+            state = self.cell(torch.cat([given[:, t], context], dim=1), state)
+            outputs.append(self.out(state))
+        logits = torch.stack(outputs, dim=1)
+        return logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 # What makes a module, and its example inputs.
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]]] = {
     "mlp": (MLP, lambda: {"x": torch.randn(3, 12), "y": torch.randn(3)}),
@@ -705,6 +743,7 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tens
         },
     ),
     "lstm": (LSTMLM, _tokens),
+    "seq2seq": (Seq2Seq, lambda: {"source": ids(3, 6, 15), "target": ids(3, 5, 13), "labels": ids(3, 5, 13)}),
     "two_tower": (
         TwoTower,
         lambda: {

@@ -455,7 +455,50 @@ class Spectra(nn.Module):
         return h, F.mse_loss(h, y) + s.abs().square().mean() * 0.1
 
 
+class Loops(nn.Module):
+    """Loops of Python over a dimension: forward and backward, of parts that lie there before, with what is made before
+    a state goes on, with sums over steps, and with steps that are left out where a mask says so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.back, self.out = nn.LSTMCell(6, 5), nn.RNNCell(6, 5), nn.Linear(10, 6)
+        self.first = nn.Parameter(torch.randn(1, 4))
+        self.turn, self.read, self.say = nn.Linear(4, 4, bias=False), nn.Linear(6, 4), nn.Linear(4, 6)
+        self.change = nn.Parameter(torch.randn(6, 6))
+
+    def both(self, x: Tensor) -> Tensor:
+        h, c, g = x.new_zeros(len(x), 5), x.new_zeros(len(x), 5), x.new_zeros(len(x), 5)
+        there, back = [], [g] * x.size(1)
+        for t in range(x.size(1)):
+            h, c = self.cell(x[:, t, :], (h, c))
+            there.append(h.unsqueeze(0))
+        for t in reversed(range(x.size(1))):
+            g = self.back(x[:, t], g)
+            back[t] = g
+        return self.out(torch.cat([torch.cat(there).transpose(0, 1), torch.stack(back, 1)], -1))
+
+    def forward(self, x: Tensor, mask: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z, total = self.both(x), torch.zeros(())
+        state, said = self.first.expand(len(x), -1), []
+        for each in z.unbind(1):
+            said.append(self.say(state))
+            state = torch.tanh(self.turn(state)) + self.read(each)
+        made = torch.stack(said, dim=1)
+        for t in range(x.size(1)):
+            total = total + F.mse_loss(made[:, t], y[:, t])
+        score = z[:, 0]
+        for t in range(1, x.size(1)):  # as a chain of random variables sums over ways
+            following = torch.logsumexp(score.unsqueeze(2) + self.change + z[:, t].unsqueeze(1), dim=1)
+            score = torch.where(mask[:, t].unsqueeze(1), following, score)
+        return made, total / x.size(1) + torch.logsumexp(score, 1).mean()
+
+
 CASES = {
+    "loops": (
+        Loops,
+        lambda: {"x": torch.randn(3, 5, 6), "mask": torch.rand(3, 5) < 0.7, "y": torch.randn(3, 5, 6)},
+    ),
     "spectra": (Spectra, lambda: {"x": torch.randn(3, 5, 6), "y": torch.randn(3, 5, 6)}),
     "kinds": (Kinds, lambda: {"x": torch.randn(3, 5, 6), "ids": ids(3, 5, 9), "y": torch.randn(3, 5, 6)}),
     "graph": (
