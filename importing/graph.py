@@ -76,6 +76,7 @@ class Value:
     position: int = 0
     constant: Tensor | None = None
     twin: tuple[int, ...] | None = None  # its shape where the module is captured at larger sizes
+    varies: bool = False  # whether a constant is another number where inputs are larger
     results: Any = None  # of an operation of constants that has several
     defaults: dict[str, Any] = Factory(dict)  # of the arguments of an operation of ATen
 
@@ -132,7 +133,9 @@ def number(x: Any) -> float | int | None:
         return None
     if isinstance(x, int | float):
         return x
-    if isinstance(x, Value) and x.constant is not None and x.constant.numel() and x.dtype != torch.bool:
+    if not isinstance(x, Value) or x.varies or x.constant is None:
+        return None
+    if x.constant.numel() and x.dtype != torch.bool:
         first = x.constant.flatten()[0]
         if bool((x.constant == first).all()):
             return first.item() if x.args.get("name") else shortest(first)

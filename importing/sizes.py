@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from partita.importing.capture import capture
 from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value, order
+from partita.importing.graph import number as number_of
 from partita.importing.normal.arguments import known
 
 # How much larger batches, and longer sequences, are. At one length a table may be read as a whole, which is another
@@ -146,6 +147,7 @@ def _compare(
                 numbers.append((value, name, formula(value, given, twin.args[name])))
     for value, twin in zip(ours, theirs, strict=True):
         value.twin = twin.shape
+        value.varies = value.is_float and bool(value.inputs) and number_of(value) != number_of(twin)
     for value, name, number in numbers:
         value.args[name] = number
 

@@ -82,4 +82,5 @@ def normal(value: Value) -> Value | None:
     arguments.settle()
     if value.constant is not None and made.constant is None and made.op != "constant":
         made.constant = value.constant
+    made.varies = made.varies or (value.varies and made.constant is not None)
     return made
