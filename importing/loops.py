@@ -66,25 +66,38 @@ def _rolled(graph: Captured) -> bool:
                 part = parts[each]
                 marks.setdefault((part.x, part.dim), {}).setdefault(part.index, place[value])
     for (x, dim), read in sorted(marks.items(), key=lambda each: min(each[1].values())):
-        indices = sorted(read, key=lambda index: read[index])
-        steps, places = ({b - a for a, b in pairwise(each)} for each in (indices, sorted(read.values())))
-        if len(indices) < LEAST or len(places) != 1 or len(steps) != 1 or steps - {1, -1}:
-            continue
-        (period,), (step,), first = places, steps, min(read.values())
-        if period < 1:
-            continue
-        # Of the last step nothing may be read but what it made of the one before.
-        counts = [each for each in (len(indices) + 1, len(indices)) if each <= x.shape[dim]]
-        likely = [
-            _Steps(program, parts, first - before, period, count, step)
-            for count in counts
-            for before in range(min(period, first + 1))
-        ]
-        found = [each for each in likely if each.matched()]
-        if found:  # where a step begins is where it hands on the least, and least is left out
-            min(found, key=lambda each: (len(each.begins), -sum(map(len, each.made)))).rewrite(graph, values)
+        found = [each for each in _likely(program, parts, read, x.shape[dim]) if each.matched()]
+        # Where a step begins is where it hands on the least, and least is left out.
+        best = min(found, key=lambda each: (len(each.begins), -sum(map(len, each.made))), default=None)
+        if best is not None and best.begins:
+            best.rewrite(graph, values)
             return True
     return False
+
+
+def _likely(
+    program: Sequence[Value], parts: Mapping[Value, _Part], read: Mapping[int, int], size: int
+) -> Iterator[_Steps]:
+    """Steps that there may be, by where each part of a dimension is `read` first. What is before and behind a loop may
+    read the first and the last part, too; and of the last step nothing may be read but what it made of the one before.
+    """
+    every = sorted(read)
+    for some in (every, every[1:], every[:-1]):
+        if len(some) < LEAST:
+            continue
+        usual = some[1:-1] if len(some) > LEAST else some
+        periods = {read[b] - read[a] for a, b in pairwise(usual)}
+        if len(periods) != 1 or some != [*range(some[0], some[-1] + 1)]:
+            continue
+        (period,) = periods
+        step = 1 if period > 0 else -1
+        period, first = abs(period), some[0] if period > 0 else some[-1]
+        near = usual[0] if step > 0 else usual[-1]  # the first of those that are read in the loop alone
+        begin = read[near] - abs(near - first) * period
+        for count in (len(some) + 1, len(some)):
+            if count <= size and period:
+                for before in range(min(period, begin + 1)):
+                    yield _Steps(program, parts, begin - before, period, count, step)
 
 
 def _part_of(value: Value) -> _Part | None:
@@ -142,7 +155,7 @@ class _Steps:
     roles: dict[Value, Value] = field(factory=dict)  # of values of the first step: those of the second
 
     def matched(self) -> bool:
-        """Whether all steps do what the second does, and something is carried."""
+        """Whether all steps do what the second does."""
         every = [self.program[self.first + t * self.period :][: self.period] for t in range(self.count)]
         self.roles = dict(zip(every[0], every[1], strict=False))
         self.made = [{} for _ in range(self.count)]
@@ -156,7 +169,7 @@ class _Steps:
                     other = next(here, None)
                 elif t != self.count - 1:  # of the last step, what the next would read may be left out
                     return False
-        return bool(self.begins) and len(self.made[-1]) > 0
+        return bool(self.made[-1])
 
     def _fits(self, value: Value, other: Value, t: int) -> bool:
         if value.op != other.op or value.shape != other.shape or value.args.keys() != other.args.keys():
@@ -303,13 +316,15 @@ class _Results:
         found = [self.role.get(x) if isinstance(x, Value) else None for x in xs]
         if len(xs) == self.steps.count and found and all(each is not None for each in found):
             roles, times = zip(*(each for each in found if each is not None), strict=True)
-            forward = [*range(self.steps.count)]
-            forward = forward[::-1] if self.loop.backward else forward
-            if len(set(roles)) == 1 and [*times] == forward:
+            steps = [*range(self.steps.count)]
+            if len(set(roles)) == 1 and [*times] in (steps, steps[::-1]):
                 role, dim = roles[0], None
                 if role.op == "unsqueeze.default" and role.args["self"] in self.steps.made[1]:
                     role, dim = role.args["self"], role.args["dim"] % role.rank
-                return [_All(self.every(role), dim)]
+                every = self.every(role)
+                if ([*times] == steps) == self.loop.backward:
+                    every = self._new(every, "flip.default", every.shape, self=every, dims=[0])
+                return [_All(every, dim)]
         return [self.of(x) for x in xs]
 
     def whole(self, value: Value) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from partita.importing.imported import imported
 from partita.importing.prove import prove
 from tests.importing.zoo.own import ids
+from tests.marks import soak
 
 WIDTH = 16
 
@@ -551,7 +552,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+class Loop(nn.Module):
+    """A loop of Python over the parts of a dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.say = nn.RNNCell(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        state, total = x.new_zeros(len(x), 3), torch.zeros(())
+        for t, part in enumerate(x.unbind(1)):
+            total = total + F.mse_loss(self.say(state), y[:, t])
+            state = self.cell(part, state)
+        return total
+
+
+CASES["loop"] = (Loop, lambda: {"x": torch.randn(3, 5, 4), "y": torch.randn(3, 5, 2)})
+LONG = ("loops",)
+
+
+@pytest.mark.parametrize("name", [*(CASES.keys() - {*LONG}), *soak(*LONG)])
 def test_what_is_written_is_proven(name: str):
     torch.manual_seed(0)
     make, inputs = CASES[name]
