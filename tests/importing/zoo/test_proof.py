@@ -453,6 +453,8 @@ class Spectra(nn.Module):
         f = torch.fft.rfft(z, dim=-1, norm="ortho") * torch.view_as_complex(self.weight)
         h = torch.fft.irfft(f * torch.fft.rfft(z.tanh(), dim=-1), n=6, dim=-1) + torch.fft.fft2(z).real
         h = h + torch.fft.ifft(f.conj(), dim=1).abs().sum(-1, keepdim=True)
+        w = torch.view_as_complex(self.weight)
+        h = h + torch.einsum("btf,f->bt", f, torch.exp(w) / (w + 2.0)).real.unsqueeze(-1)
         return h, F.mse_loss(h, y) + s.abs().square().mean() * 0.1
 
 
@@ -553,18 +555,20 @@ CASES = {
 
 
 class Loop(nn.Module):
-    """A loop of Python over the parts of a dimension."""
+    """A loop of Python over the parts of a dimension, which reads a state that it has left, and is read at one step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell, self.say = nn.RNNCell(4, 3), nn.Linear(3, 2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        state, total = x.new_zeros(len(x), 3), torch.zeros(())
+        state, total, made = x.new_zeros(len(x), 3), torch.zeros(()), []
         for t, part in enumerate(x.unbind(1)):
-            total = total + F.mse_loss(self.say(state), y[:, t])
-            state = self.cell(part, state)
-        return total
+            new = self.cell(part, state)
+            total = total + F.mse_loss(self.say(state), y[:, t]) + (new - state).square().mean()
+            state = new
+            made.append(state)
+        return total + made[1].mean()
 
 
 CASES["loop"] = (Loop, lambda: {"x": torch.randn(3, 5, 4), "y": torch.randn(3, 5, 2)})
