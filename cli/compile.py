@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from partita.cli.command import UsageError, command
+from partita.cli.formats import add_format, formatted
 from partita.cli.number_format import bytes_text, count_text, listed_numbers, microbatches_text, seconds_text
 from partita.cli.output import add_output, deliver, deliver_either
 from partita.cli.source import add_source_arguments, load_file, report
@@ -48,9 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "with --emit, except `schedule` and `streams`: only this stage"
     parser.add_argument("--stage", type=int, metavar="N", help=what)
     add_output(parser, "the summary")
+    add_format(parser)
 
 
 @command("compile", add_arguments, "build")
+@formatted
 def run(arguments: argparse.Namespace) -> None:
     """Compile, check the file's claims, and print. Raises UsageError and Refused."""
     if arguments.stage is not None and arguments.emit not in OF_STAGES:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from partita.cli.colors import colored, is_colored
@@ -47,8 +48,25 @@ def load_quietly(
     return spec, diagnostics
 
 
+_gathering: list[list[Diagnostic]] = []  # the innermost last
+
+
+@contextmanager
+def gathered() -> Iterator[list[Diagnostic]]:
+    """Gather what is reported instead of printing it."""
+    found: list[Diagnostic] = []
+    _gathering.append(found)
+    try:
+        yield found
+    finally:
+        _gathering.pop()
+
+
 def report(diagnostics: Iterable[Diagnostic]) -> None:
-    """Print diagnostics to stderr, a blank line after each."""
+    """Print diagnostics to stderr, a blank line after each; or keep them for who gathers them."""
+    if _gathering:
+        _gathering[-1].extend(diagnostics)
+        return
     for diagnostic in diagnostics:
         print(rendered(diagnostic, sys.stderr), end="\n\n", file=sys.stderr)
 

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from partita.cli.command import command
+from partita.cli.formats import add_format, formatted
 from partita.cli.number_format import bytes_text, microbatches_text, queues_text
 from partita.cli.output import add_output, deliver_either
 from partita.cli.source import add_python_argument, add_source_arguments, load_file, printable, report
@@ -33,9 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "also run a rank of each stage on a GPU that is not there: on shapes alone"
     parser.add_argument("--gpu", action="store_true", help=what)
     add_output(parser, "the results")
+    add_format(parser)
 
 
 @command("verify", add_arguments, "prove")
+@formatted
 def run(arguments: argparse.Namespace) -> int:
     """Verify and print. Returns 0 if verified; 1 if wrong, with diagnostics; 4 if not decided."""
     spec = load_file(arguments)
