@@ -49,6 +49,7 @@ SUMMARIES = {
     "check": "check a file: errors with location, cause and fix",
     "fmt": "format files, keeping comments",
     "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",
+    "diff": "what changes from one file, revision or layout to another: collectives, bytes, memory, step, claims",
     "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations per rank",
     "verify": "verify a file: translation validation, invariants, memory, and a proxy run against one device",
