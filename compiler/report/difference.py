@@ -5,7 +5,7 @@ messages, claims and schedules. What is the same is not said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import asdict, frozen
 
@@ -68,13 +68,16 @@ class Numbers:
     summary: Summary
 
 
-Found = Mapping[str, tuple[float | str, str, str | None]]  # value, unit and place by what it is of
+Value: TypeAlias = "tuple[float | str, str, str | None]"  # with its unit and place
+Found: TypeAlias = Mapping[str, Value]  # by what it is of
 
 
 def differences(before: Numbers, after: Numbers) -> Iterator[Difference]:
     """Yields all, in the order of `KINDS`."""
     for kind, find in KINDS.items():
-        old, new = find(before), find(after)
+        old, new = dict(find(before)), dict(find(after))
+        if kind == "collective":
+            _drop_moved(old, new)
         for what in dict.fromkeys((*new, *old)):
             one, other = old.get(what), new.get(what)
             _, unit, place = other or one or ("", "", None)
@@ -82,10 +85,23 @@ def differences(before: Numbers, after: Numbers) -> Iterator[Difference]:
                 yield Difference(kind, what, one and one[0], other and other[0], unit, place)
 
 
+def _drop_moved(old: dict[str, Value], new: dict[str, Value]) -> None:
+    """Drop collectives that are the same, but that another line causes them."""
+    for what in [each for each in old if each not in new]:
+        same = (
+            each
+            for each in new
+            if each not in old and each.partition(":")[0] == what.partition(":")[0] and new[each][0] == old[what][0]
+        )
+        moved = next(same, None)
+        if moved is not None:
+            del old[what], new[moved]
+
+
 def measures(numbers: Numbers) -> Found:
     """What claims may be about, of the whole program and along each mesh axis."""
     state, summary = numbers.state, numbers.summary
-    found: dict[str, tuple[float | str, str, str | None]] = {}
+    found: dict[str, Value] = {}
     for name, measure in builtins.MEASURES.items():
         unit = measure.limit.dimension
         if not measure.takes:

@@ -60,7 +60,14 @@ def test_a_file_is_not_different_from_itself(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("block mlp", "# a comment\n\nblock mlp"), ("let x = x + mlp(x)", "let h = mlp(x)\n    let x = x + h")],
+    [
+        ("block mlp", "# a comment\n\nblock mlp"),
+        ("let x = x + mlp(x)", "let h = mlp(x)\n    let x = x + h"),
+        (
+            "  return dot(relu(dot(x, up, over = embed)), down",
+            "  let h = relu(dot(x, up, over = embed))\n  return dot(h, down",
+        ),
+    ],
 )
 def test_other_words_for_the_same_are_none(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(TEXT.replace(old, new), "other")
