@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from partita.dsl.functions.signatures import FUNCTIONS
@@ -67,10 +67,26 @@ def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) ->
         indexed = [(value, group[value].index) for value in made]
         found = {value: wanted[index] for value, index in indexed if index is not None}
         several = dict.fromkeys(map(base, made))
-        if not found and len(wanted) - len(several) < 2:  # else which of them is which is not known
+        # Else which of them is which is not known: a cell makes its state `c` before `h`, which it returns first.
+        if not found and len(wanted) - len(several) < 2 and not _are_made_of_another(several, group):
             found = dict(zip(several, wanted, strict=False))
     for value, name in found.items():
         names.setdefault(base(value), SHORT.get(name, name))
+
+
+def _are_made_of_another(values: Iterable[Value], group: Mapping[Value, Line]) -> bool:
+    """Whether one of some values is made of another, by lines of one group."""
+    several = {*values}
+    for value in several:
+        waiting, met = list(value.inputs), set(value.inputs)
+        while waiting:
+            each = waiting.pop()
+            if each in several and each is not value:
+                return True
+            more = [x for x in each.inputs if x in group and x not in met] if each in group else []
+            met.update(more)
+            waiting += more
+    return False
 
 
 def block_name(kind: str, roots: Sequence[str], model: str) -> str:

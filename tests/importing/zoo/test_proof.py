@@ -572,7 +572,8 @@ class Loop(nn.Module):
 
 
 CASES["loop"] = (Loop, lambda: {"x": torch.randn(3, 5, 4), "y": torch.randn(3, 5, 2)})
-LONG = ("loops",)
+# Of these each takes a tenth of a minute; `make test` has those that between them meet most rules.
+LONG = ("loops", "twins", "spectra", "kinds", "speech", "writes", "gathering", "states", "cross")
 
 
 @pytest.mark.parametrize("name", [*(each for each in CASES if each not in LONG), *soak(*LONG)])
