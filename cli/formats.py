@@ -14,6 +14,7 @@ from functools import wraps
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from attrs import frozen
@@ -104,7 +105,7 @@ def sarif(examined: Examined) -> str:
 
 
 def _location(diagnostic: Diagnostic, examined: Examined) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": _file(diagnostic, examined)}}
+    place: dict[str, Any] = {"artifactLocation": {"uri": quote(_file(diagnostic, examined))}}
     span = diagnostic.span
     if span is not None:
         end = min(span.end, span.start + len(span.source.line(span.line)) - span.column + 1)

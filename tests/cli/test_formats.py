@@ -59,7 +59,7 @@ def test_sarif_has_a_result_for_each_place(capsys: pytest.CaptureFixture[str]) -
         region = place["region"]
         line = BAD.splitlines()[region["startLine"] - 1]
         places.append((place["artifactLocation"]["uri"], line[region["startColumn"] - 1 : region["endColumn"] - 1]))
-    assert places == [("in, 100%/bad.par", "depth"), ("in, 100%/bad.par", "ww")]
+    assert places == [("in%2C%20100%25/bad.par", "depth"), ("in%2C%20100%25/bad.par", "ww")]
 
 
 def test_junit_has_a_case_for_each_file(capsys: pytest.CaptureFixture[str]) -> None:
