@@ -20,7 +20,7 @@ from tests.importing.zoo import theirs
 from tests.importing.zoo.own import MODULES
 
 GOLDEN = Path(__file__).with_name("golden")
-FAST = ("mlp", "nanogpt", "llama2c", "lstm", "two_tower")
+FAST = ("mlp", "nanogpt", "lstm", "two_tower")
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 
 
