@@ -16,6 +16,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -45,12 +46,12 @@ class Documents:
     ends: np.ndarray
     largest: int
 
-    @property
+    @cached_property
     def starts(self) -> np.ndarray:
         """The start of each document."""
         return starts_of(self.ends)
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """How many ids each has."""
         sizes: np.ndarray = self.ends - self.starts
