@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from partita.cli.command import command
 from partita.cli.formats import add_format, formatted
 from partita.cli.output import add_output, deliver, json_text
-from partita.cli.source import add_source_arguments, counts_text, printable, rendered, report
+from partita.cli.source import add_source_arguments, counts_text, files_and_overrides, printable, rendered, report
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec, applications
@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @formatted
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnostics. Returns 0 if there are no errors (warnings do not count), 1 otherwise."""
-    overrides = [each for each in arguments.overrides if "=" in each]
-    files = [arguments.file, *(each for each in arguments.overrides if "=" not in each)]
+    files, overrides = files_and_overrides(arguments)
     found = [(file, *_checked(file, overrides, arguments.root)) for file in files]
     every = [diagnostic for _, _, diagnostics in found for diagnostic in diagnostics]
     if arguments.format is not None:

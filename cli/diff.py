@@ -12,7 +12,7 @@ from contextlib import chdir, contextmanager
 from os.path import dirname, exists
 from typing import TYPE_CHECKING
 
-from partita.cli.argument_types import numbers
+from partita.cli.argument_types import known, number
 from partita.cli.command import UsageError, command
 from partita.cli.output import add_output, deliver_either
 from partita.cli.source import printable
@@ -20,6 +20,7 @@ from partita.cli.table import Column, Table, print_table, print_text
 from partita.dsl.config.builtins import MEASURES
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
+from partita.dsl.syntax.units import shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _limit(text: str) -> tuple[str, float]:
     name, _, share = text.rpartition("=")
-    known = [each for each, measure in MEASURES.items() if not measure.takes or each == "bytes"]
+    measures = [each for each, measure in MEASURES.items() if not measure.takes or each == "bytes"]
     try:
-        numbers(f"{name.partition('(')[0]}={share.removesuffix('%')}", known)
-        return name, float(share.removesuffix("%")) / 100
+        known(name.partition("(")[0], measures)
+        return name, number(share.removesuffix("%")) / 100
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}; it is a measure and percent: step_time=2") from error
 
@@ -69,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     one = _compiled(before, [*overrides, *arguments.before_overrides])
     other = _compiled(after, [*overrides, *arguments.after_overrides])
     found = list(differences(one, other))
-    exceeded = []
+    exceeded, measured = [], {**measures(other), **measures(one)}
     for name, share in arguments.limit:
-        if name not in measures(other) and name not in measures(one):
-            raise UsageError(f"--limit {name}: there is no such measure: {', '.join(measures(other))}")
+        if name not in measured:
+            raise UsageError(f"--limit {name}: there is no such measure: {', '.join(measured)}")
         exceeded += [
             (each, share) for each in found if each.kind == "measure" and each.what == name and each.worse > share
         ]
@@ -91,9 +92,9 @@ def _show(found: Sequence[Difference], exceeded: Sequence[tuple[Difference, floa
             tuple(
                 printable(text)
                 for text in (
-                    _short(each.what),
-                    _short(each.shown(each.before)),
-                    _short(each.shown(each.after)),
+                    shortened(each.what, LONGEST),
+                    shortened(each.shown(each.before), LONGEST),
+                    shortened(each.shown(each.after), LONGEST),
                     _percent(each.growth),
                     each.place or "",
                 )
@@ -111,10 +112,6 @@ def _percent(growth: float | None) -> str:
     if growth is None:
         return ""
     return f"{100 * growth:+,.0f}%" if abs(growth) >= 1 else f"{100 * growth:+.3g}%"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _compiled(name: str, overrides: Sequence[str]) -> Numbers:

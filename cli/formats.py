@@ -14,14 +14,12 @@ from functools import wraps
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any
-from urllib.parse import quote
-from xml.etree import ElementTree
 
 from attrs import frozen
 
 from partita.cli.command import UsageError
 from partita.cli.output import deliver
-from partita.cli.source import gathered, printable
+from partita.cli.source import files_and_overrides, gathered, printable
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.version import __version__
 
@@ -62,7 +60,7 @@ def formatted(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argp
             except Refused as refused:
                 found.extend(refused.diagnostics)
                 status = 1
-        files = [arguments.file, *(each for each in arguments.overrides if "=" not in each)]
+        files, _ = files_and_overrides(arguments)
         examined = Examined(arguments.command, files, found, status, perf_counter() - start)
         deliver(FORMATS[arguments.format](examined), output)
         return status
@@ -73,9 +71,8 @@ def formatted(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argp
 def _text(diagnostic: Diagnostic) -> str:
     """The message, with notes and the fix on lines of their own."""
     advice = diagnostic.advice
-    return printable(
-        "\n".join([diagnostic.message, *diagnostic.notes, *([] if advice is None else [f"help: {advice}"])])
-    )
+    help = () if advice is None else (f"help: {advice}",)
+    return printable("\n".join((diagnostic.message, *diagnostic.notes, *help)))
 
 
 def _file(diagnostic: Diagnostic, examined: Examined) -> str:
@@ -105,6 +102,8 @@ def sarif(examined: Examined) -> str:
 
 
 def _location(diagnostic: Diagnostic, examined: Examined) -> dict[str, Any]:
+    from urllib.parse import quote  # which `check` need not load
+
     place: dict[str, Any] = {"artifactLocation": {"uri": quote(_file(diagnostic, examined))}}
     span = diagnostic.span
     if span is not None:
@@ -119,6 +118,8 @@ def _location(diagnostic: Diagnostic, examined: Examined) -> dict[str, Any]:
 
 def junit(examined: Examined) -> str:
     """A case for each file: it fails with its errors, or is skipped where nothing could be decided."""
+    from xml.etree import ElementTree  # which `check` need not load
+
     name, seconds = f"partita {examined.command}", f"{examined.seconds:.3f}"
     whole = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(whole, "testsuite", name=name, time=seconds)

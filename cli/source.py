@@ -31,6 +31,12 @@ def add_python_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-python", action="store_true", help=what)
 
 
+def files_and_overrides(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """What stands behind FILE of a command that takes several: more files, and overrides."""
+    overrides = [each for each in arguments.overrides if "=" in each]
+    return [arguments.file, *(each for each in arguments.overrides if "=" not in each)], overrides
+
+
 def load_file(arguments: argparse.Namespace, reader: Reader | None = None, fitting: bool = True) -> Spec:
     """The checked file, with warnings on stderr (see `load`). Raises Refused."""
     spec, diagnostics = load_quietly(arguments, reader, fitting)
