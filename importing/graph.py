@@ -206,7 +206,7 @@ def rewritten(outputs: Sequence[Value], rules: Sequence[Callable[[Value], Value 
 
     def once(value: Value) -> Value:
         if any(done[each] is not each for each in value.inputs):
-            value.args = _replaced(value.args, done)
+            value.args = replaced_in(value.args, done)
         done[value] = value
         for rule in rules:
             made = rule(value)
@@ -219,20 +219,25 @@ def rewritten(outputs: Sequence[Value], rules: Sequence[Callable[[Value], Value 
     return [settled(each) for each in outputs]
 
 
-def _is_trained(value: Value) -> bool:
-    """Whether a value has a gradient with respect to a parameter."""
-    waiting, met = [value], {value}
+def with_gradients(value: Value) -> set[Value]:
+    """A value, and all of what it is made that a gradient of it reaches."""
+    met, waiting = set[Value](), [value]
     while waiting:
         each = waiting.pop()
-        if each.op == "parameter" and each.args["trained"]:
-            return True
-        if each.op not in ("stop_gradient", "detach.default"):
-            waiting += [x for x in each.inputs if x not in met and x.constant is None]
-            met.update(each.inputs)
-    return False
+        if each not in met and each.op not in ("stop_gradient", "detach.default"):
+            met.add(each)
+            waiting += each.inputs
+    return met
 
 
-def _replaced(args: Mapping[str, Any], by: Mapping[Value, Value]) -> dict[str, Any]:
+def _is_trained(value: Value) -> bool:
+    """Whether a value has a gradient with respect to a parameter."""
+    return any(each.op == "parameter" and each.args["trained"] for each in with_gradients(value))
+
+
+def replaced_in(args: Mapping[str, Any], by: Mapping[Value, Value]) -> dict[str, Any]:
+    """Arguments, with other values in the places of some."""
+
     def of(x: Any) -> Any:
         if isinstance(x, Value):
             return by.get(x, x)
@@ -317,7 +322,7 @@ class Captured:
         if readers:
             read = new.make("pointwise", function="where", xs=[new.make("training", (), torch.bool), new, buffer])
             for each in readers:
-                each.args = _replaced(each.args, {new: read})
+                each.args = replaced_in(each.args, {new: read})
         self.changes.append(new.make("update", buffer=buffer, x=new))
 
     @property

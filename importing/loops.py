@@ -13,13 +13,13 @@ the next step reads. Steps are unrolled in vain where nothing is carried.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
 from attrs import Factory, define, evolve, field
 
-from partita.importing.graph import Call, Captured, Value, is_op, order
+from partita.importing.graph import Call, Captured, Value, is_op, order, replaced_in
 
 SCAN = "scan"  # the kind of the calls that hold a step
 LEAST = 3  # steps that are known as a loop
@@ -263,17 +263,13 @@ class _Steps:
                 replaced[value].place = place
         for value in made:
             value.place = evolve(value.place, calls=(*calls, call, *value.place.calls[len(calls) :]))
-            value.args = {name: _put(each, replaced) for name, each in value.args.items()}
+            value.args = replaced_in(value.args, replaced)
         nexts = [*self.begins]
         results = _Results(self, loop, nexts, max(value.position for value in self.made[-1].values()), calls)
-        inside = {value for each in self.made for value in each.values()}
         for value in values:
-            if value not in inside and value not in self.parts:
+            if value not in results.role:
                 value.args = {name: results.of(each) for name, each in value.args.items()}
                 results.whole(value)
-        for value in values:
-            if value in self.parts and value not in inside:
-                value.args = {name: results.of(each) for name, each in value.args.items()}
         graph.outputs = [results.of(each) for each in graph.outputs]
         graph.changes = [results.of(each) for each in graph.changes]
 
@@ -353,12 +349,6 @@ class _All:
     more: int | None = None
 
 
-def _put(x: Any, by: Mapping[Value, Value]) -> Any:
-    if isinstance(x, Value):
-        return by.get(x, x)
-    return [_put(each, by) for each in x] if isinstance(x, list | tuple) else x
-
-
 def _begun(like: Value, first: Any, role: Value) -> Value:
     """What there is before the first step, in the shape of what steps hand on."""
     if not isinstance(first, Value):
@@ -379,11 +369,5 @@ def _run(part: _Part, start: int, count: int) -> Value:
 
 def _common(calls: Sequence[tuple[Call, ...]]) -> tuple[Call, ...]:
     """What all begin with."""
-    return tuple(each for each, *others in _columns(calls) if all(each == other for other in others))
-
-
-def _columns(calls: Sequence[tuple[Call, ...]]) -> Iterator[tuple[Call, ...]]:
-    for column in zip(*calls, strict=False):
-        yield column
-        if any(each != column[0] for each in column):
-            return
+    same = takewhile(lambda column: len({*column}) == 1, zip(*calls, strict=False))
+    return tuple(each for each, *_ in same)

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from partita.dsl.syntax.format import format_text
 from partita.importing.axes import Axes
-from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value
+from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value, with_gradients
 from partita.importing.loops import Loop
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.blocks import placed
@@ -798,12 +798,7 @@ class Program:
     def _frozen(self) -> list[str]:
         entries = self._entries()
         every = {name for name, _, _ in entries}
-        trained, waiting = set[Value](), [self.graph.outputs[self.graph.loss]]
-        while waiting:
-            value = waiting.pop()
-            if value not in trained and value.op != "stop_gradient":
-                trained.add(value)
-                waiting += value.inputs
+        trained = with_gradients(self.graph.outputs[self.graph.loss])
         frozen = dict.fromkeys(
             _short(name, every)
             for name, _, each in entries
