@@ -16,6 +16,7 @@ from partita.importing.graph import Value, number
 from partita.importing.writing.names import numbered, valid
 from partita.importing.writing.tree import base
 
+MEMBERS = "members"  # experts of a group
 INNER = re.compile(r"mlp|ffn|feed|fc|intermediate|dense|wi\b|expert")
 WIDTHS = ("embed", "ffn", "hidden", "filters")  # roles whose sizes are often multiples of each other
 WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
@@ -200,6 +201,8 @@ class Axes:
                 vote(q[1], 200, "groups", "heads")
             vote(q[-2], 20, "seq")
             vote(k[-2], 10, "source")
+        elif value.op == "rope":
+            vote(dims[-1], 30, "rotated")
         elif value.op in ("cross_entropy", "token_nll"):
             x = [leaves(dim) for dim in self.solver.dims[args["x"]]]
             vote(x[1] if len(x) > 1 else x[0], 50, "classes")
@@ -237,6 +240,7 @@ class Axes:
         elif value.op == "routed":
             table = [leaves(dim) for dim in self.solver.dims[args["w"]]]
             vote(table[0], 120, "experts")
+            vote(table[0], 120, "expert_groups", MEMBERS)
             for letter, dim in zip(args["letters"][1:], table[1:], strict=True):
                 vote(dim, 8 if letter in args["out"] else 5, "ffn" if letter in args["out"] else "embed")
                 vote(dim, 8, "ffn", "half")

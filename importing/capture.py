@@ -26,7 +26,7 @@ from partita.importing.normal.arguments import known
 from partita.importing.substitutes import exported
 
 ASSIGNED = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*=\s*[^=]")
-FRAME = re.compile(r'\s*File "(.*)", line (\d+)')
+FRAME = re.compile(r'\s*File "(.*)", line (\d+), in (.*)')
 # Files whose lines are not of a module.
 NOT_THEIRS = ("/torch/", os.path.join(os.path.dirname(__file__), ""))
 # Of a tensor these read its shape alone.
@@ -300,5 +300,5 @@ def _place(node: torch.fx.Node) -> Place:
         if found is not None:
             names = ASSIGNED.match(code.strip())
             assigned = tuple(name.strip() for name in names[1].split(",")) if names is not None else ()
-            lines.append(Line(found[1], int(found[2]), assigned, code.strip()))
+            lines.append(Line(found[1], int(found[2]), assigned, code.strip(), forward=found[3] == "forward"))
     return Place(tuple(calls), tuple(lines))

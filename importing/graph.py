@@ -29,7 +29,7 @@ class Call:
 @frozen
 class Line:
     """A line of source that a value comes from, and the names that it assigns to; the value is that with this `index`
-    of several results.
+    of several results. `forward`: whether it is of a module's `forward`, and not of a function that this calls.
     """
 
     file: str
@@ -37,6 +37,7 @@ class Line:
     names: tuple[str, ...] = ()
     text: str = ""
     index: int | None = None
+    forward: bool = True
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.number}"

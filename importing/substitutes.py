@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from traceback import StackSummary
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import uninteresting_files
+from torch.fx.proxy import TracerBase
 from torch.nn import functional as F
 from torch.nn.modules import transformer
 
@@ -42,6 +45,8 @@ def _substituted(module: nn.Module) -> Iterator[None]:
             for name, function in SCANS.items():
                 if file.startswith("transformers.") and hasattr(sys.modules[file], name):
                     stack.enter_context(_replaced(sys.modules[file], name, function))
+        for name, cell in (("lstm_cell", _lstm_cell), ("gru_cell", _gru_cell)):
+            stack.enter_context(_replaced(torch._VF, name, cell))
         stack.enter_context(_replaced(F, "embedding_bag", _embedding_bag))
         stack.enter_context(_replaced(F, "ctc_loss", _ctc_loss))
         stack.enter_context(
@@ -49,9 +54,18 @@ def _substituted(module: nn.Module) -> Iterator[None]:
         )
         for owner in (torch, Tensor):
             stack.enter_context(_replaced(owner, "bincount", _bincount))
+        # By default a graph remembers the lines of methods called `forward` alone.
+        stack.enter_context(_replaced(TracerBase, "_filter_traceback_frames", _lines_of_the_module))
         stack.enter_context(_with_buffers_once(module))
         stack.enter_context(_with_buffers_in_place(module))
         yield
+
+
+def _lines_of_the_module(tracer: TracerBase, stack: StackSummary) -> StackSummary:
+    """The frames of a stack from the module's `forward` on, without torch's own around functions."""
+    first = next((i for i, frame in enumerate(stack) if frame.name == "forward"), len(stack))
+    unlike = uninteresting_files()
+    return StackSummary.from_list([frame for frame in stack[first:] if frame.filename not in unlike])
 
 
 COUNTED = torch.bincount
@@ -308,6 +322,31 @@ def _selective_scan(
     y = torch.einsum("bisn,bns->bis", memory, leave)
     y = y if D is None else y + D[:, None] * x
     return y if z is None else y * F.silu(z)
+
+
+def _lstm_cell(
+    x: Tensor, state: Sequence[Tensor], w: Tensor, u: Tensor, b: Tensor | None = None, c: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`torch.nn.LSTMCell`, with a name for each gate. x: [batch, input]; state: two of [batch, hidden]."""
+    h, memory = state
+    xi, xf, xg, xo = F.linear(x, w, b).chunk(4, -1)
+    hi, hf, hg, ho = F.linear(h, u, c).chunk(4, -1)
+    i = torch.sigmoid(xi + hi)
+    f = torch.sigmoid(xf + hf)
+    g = torch.tanh(xg + hg)
+    o = torch.sigmoid(xo + ho)
+    memory = f * memory + i * g
+    return o * torch.tanh(memory), memory
+
+
+def _gru_cell(x: Tensor, h: Tensor, w: Tensor, u: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Tensor:
+    """`torch.nn.GRUCell`, with a name for each gate. x: [batch, input]; h: [batch, hidden]."""
+    xr, xz, xn = F.linear(x, w, b).chunk(3, -1)
+    hr, hz, hn = F.linear(h, u, c).chunk(3, -1)
+    r = torch.sigmoid(xr + hr)
+    z = torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    return (1 - z) * n + z * h
 
 
 # Functions of transformers, by name.

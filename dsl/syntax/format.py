@@ -232,14 +232,16 @@ class _Formatter:
     def fitting(self, line: Sequence[tuple[Token, str]], first: int, column: int) -> int:
         """The end of the tokens from `first` that fit on a line that begins at a column.
 
-        The names of the outside, which are long, begin a line of their own before their axes are broken.
+        The names of the outside, which are long, begin a line of their own before their axes are broken. A comma is
+        better than an operator, unless this is further out and not near the beginning of the line.
         """
-        best: dict[bool, tuple[int, int]] = {}  # comma or operator -> depth and end of the best break
+        best: dict[bool, tuple[int, int, int]] = {}  # comma or operator -> depth, end and column of the best break
         for position in range(first, len(line)):
             token, space = line[position]
             column += len(token.text) + (len(space) if position > first else 0)
             if column > WIDTH and best:
-                return best[True in best][1]
+                outer = len(best) > 1 and best[False][0] < best[True][0] and best[False][2] > WIDTH // 2
+                return best[True in best and not outer][1]
             following = line[position + 1][0] if position + 1 < len(line) else None
             equals = token.kind == "EQUAL" and following is not None and following.kind == "STRING"
             comma = token.kind == "COMMA" or equals
@@ -249,7 +251,7 @@ class _Formatter:
                 return position + 1
             depth = token.depth - equals
             if comma not in best or depth <= best[comma][0]:
-                best[comma] = (depth, position + 1)
+                best[comma] = (depth, position + 1, column)
         return len(line)
 
     def space(self, tokens: Sequence[Token], position: int) -> str:

@@ -9,7 +9,7 @@ from attrs import define
 
 from partita.importing.graph import Value, is_op, number
 from partita.importing.normal.pointwise import pointwise
-from partita.importing.normal.views import permuted, viewed
+from partita.importing.normal.views import expanded, permuted, viewed
 from partita.importing.patterns.constants import MASKED, mask_of
 from partita.importing.patterns.matching import applied, either
 
@@ -261,4 +261,42 @@ def _conjunction(mask: Any) -> list[Value]:
     return [*_conjunction(xs[0]), *_conjunction(xs[1])]
 
 
-RULES = (shifted, written_out, scaled, masks)
+def unshuffled(value: Value) -> Value | None:
+    """Attention of queries and keys with their elements in the same other order, which products do not depend on."""
+    if value.op != "attend":
+        return None
+    q, k = ([*x.args["xs"]] if _is_joined(x) else [x] for x in (value.args["q"], value.args["k"]))
+    changed = False
+    for i, (one, other) in enumerate(zip(q, k, strict=False)):
+        mine, theirs = _shuffled(one), _shuffled(other)
+        if len(q) == len(k) and mine is not None and theirs is not None and mine[1] == theirs[1]:
+            q[i], k[i], changed = mine[0], theirs[0], True
+    if not changed:
+        return None
+    named = {"q": q, "k": k}
+    joined = {
+        name: value.args[name].make("concat", **{**value.args[name].args, "xs": xs}) if len(xs) > 1 else xs[0]
+        for name, xs in named.items()
+    }
+    return value.make("attend", **{**value.args, **joined})
+
+
+def _is_joined(x: Value) -> bool:
+    """Whether a value is others side by side in the last dimension."""
+    return x.op == "concat" and bool(x.args["dim"] == x.rank - 1)
+
+
+def _shuffled(x: Value) -> tuple[Value, tuple[object, ...]] | None:
+    """A value whose last dimension was split, transposed and merged, before that; and how this was done."""
+    inner = x.args["x"] if x.op == "expand" else x
+    if inner.op != "view" or inner.args["x"].op != "permute" or inner.args["x"].args["x"].op != "view":
+        return None
+    order, split = inner.args["x"].args["order"], inner.args["x"].args["x"]
+    before, last = split.args["x"], inner.rank - 1
+    if before.shape != inner.shape or split.shape[:last] != inner.shape[:last] or order[:last] != [*range(last)]:
+        return None
+    found = before if x is inner else expanded(x, before, x.shape)
+    return found, (split.shape[last:], tuple(order[last:]))
+
+
+RULES = (shifted, written_out, scaled, masks, unshuffled)

@@ -62,6 +62,8 @@ def _say(write: Writer, value: Value) -> Said:
             return evolve(x, text=f"not {x.within(NOT)}", dims=dims, binds=NOT)
         exact = True if function == "exact_gelu" else None
         return evolve(x, text=call(function.removeprefix("exact_"), x.text, exact=exact), dims=dims, binds=CALL)
+    if function == "multiply" and (by := said[1].text.removeprefix("1 / ")) != said[1].text:
+        function, said[1] = "divide", evolve(said[1], text=by, binds=CALL)
     if function in SIGNS:
         sign, binds, right = SIGNS[function]
         one, two = said

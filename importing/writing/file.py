@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from partita.importing.axes import Axes
+from partita.importing.axes import MEMBERS, Axes
 from partita.importing.factors import place_of
 from partita.importing.graph import Value
 from partita.importing.rows import stored
@@ -16,9 +16,9 @@ from partita.importing.said import call, number_text
 from partita.importing.writing import initial
 from partita.importing.writing.blocks import ARROWS, Blocks, Form
 from partita.importing.writing.body import NESTED, Body
-from partita.importing.writing.known import Expressions
+from partita.importing.writing.known import LINE, SHORT, Expressions
 from partita.importing.writing.names import called, numbered, valid
-from partita.importing.writing.tree import Tree, base
+from partita.importing.writing.tree import VIEWS, Tree, base
 
 Names = tuple[str, ...]
 TABLES = "tables.safetensors"  # beside the file, with what no formula says
@@ -86,6 +86,7 @@ class File:
             return names[0]
         if names not in self.merges:
             size = prod(self.axes.sizes[name] for name in names)
+            wanted = "experts" if MEMBERS in names else wanted
             if wanted in self.axes.formulas or self.axes.sizes.get(wanted) != size or wanted == "places":
                 wanted = self.axes.free([wanted if len(names) > 1 else "one"], size)
                 self.axes.formulas[wanted] = " * ".join(names)
@@ -112,6 +113,13 @@ class File:
             if (part, size) not in self.splits:
                 self.splits[part, size] = self.axes.free([part], size)
         return tuple(self.splits[each] for each in wanted)
+
+    def is_bound(self, value: Value, text: str) -> bool:
+        """Whether a formula of constants has a name: one that is long, or that several read and that is not short."""
+        if value.constant is None or value.op in VIEWS:
+            return False
+        several = sum(base(each) is value for user in self.solver.users[value] for each in user.inputs) > 1
+        return len(self.without_axes(text)) > (2 * SHORT if several else LINE)
 
     def constant(self, name: str, value: float) -> str:
         """The name of a constant with this value, such as `eps`."""
@@ -214,7 +222,7 @@ class File:
 
     def part_name(self, part: Value, whole: str) -> str:
         """What a part of a weight is called: after the value that is made with it."""
-        bias = whole.endswith("_bias")
+        bias = "_bias" in whole
         users, name = self.tree.readers(part), self._attended(part)
         for _ in range(FAR * (not name)):
             name = next((self.called[user] for user in users if user in self.called), "")

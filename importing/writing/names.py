@@ -34,26 +34,39 @@ RESERVED = {*RESERVED_WORDS, "state", "grad", "all", "auto", "and", "or", "not"}
 
 
 def called(tree: Tree) -> dict[Value, str]:
-    """Names that lines of the module assign to values. Of the lines around a value the innermost with a name counts."""
+    """Names that lines of the module assign to values. Of the lines around a value the first with a name counts: of the
+    innermost `forward`, and then of functions that this calls, as what these return has a better name there.
+    """
     names: dict[Value, str] = {}
-    depth = max((len(_lines(value)) for value in tree.values), default=0)
-    for level in range(1, depth + 1):
-        group: dict[Value, Line] = {}
-        last: tuple[str, int] | None = None
-        for value in tree.values:
-            lines = _lines(value)
-            line = lines[-level] if len(lines) >= level else None
-            place = (line.file, line.number) if line is not None else None
-            if place != last:
-                _assign(tree, names, group)
-                group, last = {}, place
-            if line is not None:
-                group[value] = line
-        _assign(tree, names, group)
+    lines = {value: _lines(value) for value in tree.values}
+    depth = max(map(len, lines.values()), default=0)
+    for i in range(depth):
+        for j in range(max(len(each[i]) for each in lines.values() if i < len(each))):
+            group: dict[Value, Line] = {}
+            last: tuple[str, int] | None = None
+            for value, each in lines.items():
+                line = each[i][j] if i < len(each) and j < len(each[i]) else None
+                place = (line.file, line.number) if line is not None else None
+                if place != last:
+                    _assign(tree, names, group)
+                    group, last = {}, place
+                if line is not None:
+                    group[value] = line
+            _assign(tree, names, group)
     return names
 
 
-def _lines(value: Value) -> Sequence[Line]:
+def _lines(value: Value) -> list[list[Line]]:
+    """The lines around a value: of each `forward`, innermost first, with those of functions that it calls."""
+    found: list[list[Line]] = []
+    for line in _own(value):
+        if line.forward or not found:
+            found.insert(0, [])
+        found[0].append(line)
+    return found
+
+
+def _own(value: Value) -> list[Line]:
     return [line for line in value.place.lines if "/torch/" not in line.file]
 
 
@@ -72,6 +85,12 @@ def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) ->
             found = dict(zip(several, wanted, strict=False))
     for value, name in found.items():
         names.setdefault(base(value), SHORT.get(name, name))
+
+
+def formula_name(value: Value) -> str:
+    """The name that a line of the module assigns to a constant."""
+    names = (line.names[0] for line in reversed(_own(value)) if len(line.names) == 1)
+    return valid(next(names, "table"))
 
 
 def _are_made_of_another(values: Iterable[Value], group: Mapping[Value, Line]) -> bool:

@@ -25,6 +25,7 @@ from partita.importing.writing.writer import Writer
 
 SPARE = ("h", "y", "z", "u", "p", "r")  # names of values that have none
 INPUTS = ("x", "y", "z", "u", "w")
+ATTENDED = {name[0]: rf"^\w?{name[0]}$|{name[0]}_|_{name[0]}|{name[:4]}" for name in ("query", "key", "value")}
 SCANNED = ("scan_slice", "scan_carry")  # what a loop has names for
 LONG = 4  # operations of an expression that is not written twice
 
@@ -90,7 +91,9 @@ class Program:
         attended = {
             base(value.args[name]): name for value in self.tree.values if value.op == "attend" for name in "vkq"
         }
-        self.called = {**attended, **self.called}
+        for value, name in attended.items():
+            if not re.search(ATTENDED[name], self.called.get(value, "")):
+                self.called[value] = name
         for value in self.tree.values:
             sites = self._sites(value)
             several = len(sites) != 1 or self.tree.is_output(value)

@@ -30,7 +30,7 @@ from partita.importing.said import (
 from partita.importing.sizes import Sized
 from partita.importing.writing.body import Body, Declared
 from partita.importing.writing.file import File, Names
-from partita.importing.writing.names import numbered, owners, parameter_name
+from partita.importing.writing.names import formula_name, numbered, owners, parameter_name
 
 FEW = 8  # numbers that are written one by one
 ODD = 6  # digits that nobody writes
@@ -67,7 +67,15 @@ class Writer:
         with self.file.expressions.of(value) as written:
             said = saying(self, value)
             written(self.file.without_axes(said.text))
-        return said
+        return self._bound(value, said) if self.file.is_bound(value, said.text) else said
+
+    def _bound(self, value: Value, said: Said) -> Said:
+        """A formula of constants under a name, which stands before what is being written."""
+        name = next(each for each in numbered(formula_name(value)) if self.body.is_free(each))
+        self.body.lines.append(f"let {name} = {said.text}")
+        self.body.bound[name] = value
+        self.body.said[value] = evolve(said, text=name, binds=CALL)
+        return self.body.said[value]
 
     def _of_sizes(self, number: Sized) -> Said:
         """A number that is computed of sizes."""
