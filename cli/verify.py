@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.runtime.fake_gpu.rank import FakeGpuResult
-    from partita.runtime.verification.derivatives import Derivatives
     from partita.runtime.verification.execution import Execution
+    from partita.runtime.verification.meaning import Meaning
     from partita.runtime.verification.verify import Verification
 
 # By the value of `Outcome`.
@@ -75,7 +75,7 @@ def show(file: str, result: Verification, console: Console) -> None:
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
-        rows.append(("derivatives", *_derivatives(execution.derivatives)))
+        rows.append(("meaning", *_meaning(execution.meaning)))
     if result.gpu is not None:
         rows.append(("gpu", "runs" if not any(each.faults for each in result.gpu) else "fails", _kernels(result.gpu)))
         rows.append(("", "", _waits(result.gpu)))
@@ -130,16 +130,9 @@ def _compared(execution: Execution) -> str:
     return f"{execution.compared} tensors compared, largest error {execution.largest:.1e} ({execution.worst}){blurred}"
 
 
-def _derivatives(derivatives: Derivatives) -> tuple[str, str]:
-    """The verdict on the gradients, and on what it is based."""
-    if derivatives.reason is not None:
-        return "not compared", derivatives.reason
-    gradients = (
-        "gradient of 1 parameter"
-        if derivatives.parameters == 1
-        else f"gradients of {derivatives.parameters} parameters"
-    )
-    return (
-        "wrong" if derivatives.diagnostics else "agree",
-        f"{gradients}, with differences of the loss, error {derivatives.error:.1e}",
-    )
+def _meaning(meaning: Meaning) -> tuple[str, str]:
+    """The verdict on the single device, and on what it is based."""
+    if meaning.reason is not None:
+        return "not compared", meaning.reason
+    tensors = f"{meaning.compared} tensors of one device compared with the file's meaning"
+    return "wrong" if meaning.diagnostics else "equal", f"{tensors}, largest error {meaning.error:.1e}"

@@ -18,19 +18,10 @@ from partita.dsl.spec import Spec
 from partita.dsl.syntax.source import Span
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.tracing.recording import Culprit, Recorder, first_difference, traced
-from partita.runtime.verification.derivatives import Derivatives, compare_derivatives
 from partita.runtime.verification.experiment import (
-    BLUR,
-    LEEWAY,
-    TOLERANCE,
-    TRIALS,
     Experiment,
-    Figure,
-    Figures,
     Inconclusive,
     blurred,
-    compare,
-    error_of,
     essential,
     experiments,
     figures,
@@ -38,6 +29,8 @@ from partita.runtime.verification.experiment import (
     read_by_updates,
     rounded,
 )
+from partita.runtime.verification.figures import BLUR, LEEWAY, TOLERANCE, TRIALS, Figure, Figures, compare, error_of
+from partita.runtime.verification.meaning import Meaning, compare_meaning
 
 HELP = "this is a bug in Partita, not in the file: please report it with the file"
 
@@ -47,7 +40,7 @@ class Execution:
     """The result of running a proxy. `sizes` and `mesh` are the proxy's; `worst` names the tensor with the `largest`
     error, which is relative to its scale. `blurred` are quantities that rounding decides, with how much it changes
     them; they were not `compared`. `slices` are those of each part of the batch, which are counted as microbatches.
-    `derivatives` is what came of comparing the gradients of the single device with its loss.
+    `meaning` is what came of comparing the single device with what the file means.
     """
 
     sizes: Mapping[str, int]
@@ -59,7 +52,7 @@ class Execution:
     largest: float
     worst: str | None
     seconds: float
-    derivatives: Derivatives
+    meaning: Meaning
     blurred: Mapping[str, float] = field(factory=dict)
     differences: tuple[Diagnostic, ...] = field(default=())
     slices: int = 1
@@ -67,7 +60,7 @@ class Execution:
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Everything that is wrong."""
-        return (*self.differences, *self.derivatives.diagnostics)
+        return (*self.differences, *self.meaning.diagnostics)
 
     @property
     def passed(self) -> bool:
@@ -87,7 +80,7 @@ class Execution:
             "largest_error": self.largest,
             "worst": self.worst,
             "seconds": self.seconds,
-            "derivatives": self.derivatives.as_json(),
+            "meaning": self.meaning.as_json(),
         }
 
 
@@ -145,7 +138,7 @@ def executed(experiment: Experiment) -> Execution:
                 problems.append(_difference(experiment, wrong, errors))
             elif lost:
                 raise blurred(plan.spec, lost[0], changes[lost[0]])
-    derivatives = compare_derivatives(experiment.point, HELP)
+    meaning = compare_meaning(experiment.point, HELP)
     compared = {what: error for what, error in errors.items() if what not in blurred_}
     worst = max(compared, key=lambda what: compared[what], default=None)
     return Execution(
@@ -158,7 +151,7 @@ def executed(experiment: Experiment) -> Execution:
         compared[worst] if worst else 0.0,
         worst,
         perf_counter() - start,
-        derivatives,
+        meaning,
         blurred_,
         tuple(problems),
         plan.program.slices,

@@ -8,14 +8,9 @@ reached.
 The comparison covers two steps (loss, metrics, gradient norm, every gradient, what updates of buffers read of the
 batch, every parameter after each update) and the loss and metrics of an evaluation of two batches. What updates read is
 compared itself since they may hide it: the signs of what one microbatch has counted are often those of the batch. Where
-groups train apart, the comparison covers four steps of each group, with two averages. A tensor `a` equals its reference
-`b` if every element has
-
-    |a - b| <= 1e-10 * max(largest |b|, 1e-4 * unit)
-
-where the unit is 1 or, for a gradient, the norm of all gradients if that is larger: a gradient that is zero in exact
-arithmetic is rounding noise of the others. Otherwise the model runs again on one device with parameters that differ in
-their last digits: whatever changes as much by that is decided by rounding, and not by the layout.
+groups train apart, the comparison covers four steps of each group, with two averages. Where a tensor differs
+(`figures`), the model runs again on one device with parameters that differ in their last digits: whatever changes as
+much by that is decided by rounding, and not by the layout.
 """
 
 from __future__ import annotations
@@ -45,13 +40,9 @@ from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.rank import CompiledRun, Rank, prepare
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun
-from partita.runtime.verification.derivatives import NO_NORM, Point
+from partita.runtime.verification.figures import LAST_DIGITS, Figure, Figures, nudged
+from partita.runtime.verification.point import NO_NORM, Point
 
-TOLERANCE, MIN_SCALE = 1e-10, 1e-4
-# A change of parameters in their last digits, how often it is tried, and by which factor errors may exceed its effect.
-LAST_DIGITS, TRIALS, LEEWAY = 1e-15, 5, 10.0
-# A quantity that rounding changes by this much of its scale is inconclusive.
-BLUR = 1e-3
 # Integers that index nothing are drawn below this.
 SMALL_INTEGERS = 3
 # The length of an update relative to parameters of order 1: large enough to be seen, small enough to keep that order.
@@ -72,17 +63,6 @@ class Inconclusive(Exception):
     def __init__(self, diagnostic: Diagnostic) -> None:
         self.diagnostic = diagnostic
         super().__init__(diagnostic.render())
-
-
-@frozen
-class Figure:
-    """A tensor to compare, and the unit of its tolerance."""
-
-    value: torch.Tensor
-    unit: float = 1.0
-
-
-Figures = dict[str, Figure]
 
 
 @frozen(eq=False)
@@ -255,7 +235,7 @@ def figures(plan: CompiledRun, rates: Rates, recorder: Recorder | None = None, t
     """
     run = VirtualRun(plan)
     if trial:
-        run.set_parameters({name: _nudged(tensor, trial) for name, tensor in run.parameters().items()})
+        run.set_parameters({name: nudged(tensor, trial) for name, tensor in run.parameters().items()})
     first, second, *held_out = batches(plan.program, plan.train.seed)
     measured: Figures = {}
     count = plan.program.groups
@@ -324,32 +304,3 @@ def essential(what: str) -> bool:
 def read_by_updates(what: str) -> bool:
     """Whether a quantity is what updates of buffers read of the batch."""
     return what.startswith(READ)
-
-
-def _nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:
-    """A float tensor, with elements changed up or down by a small fraction of their order of magnitude."""
-    if not tensor.is_floating_point():
-        return tensor
-    pattern = (torch.arange(tensor.numel()).view(tensor.shape) * (2 * trial + 1) + trial) % 5 - 2
-    return tensor + LAST_DIGITS * pattern * tensor.abs().clamp(min=0.1)
-
-
-def compare(actual: Figures, expected: Figures) -> dict[str, float]:
-    """The error of each quantity, relative to its scale; infinite if it is missing, or finite in only one."""
-    return {what: error_of(actual.get(what), figure) for what, figure in expected.items()}
-
-
-def error_of(actual: Figure | None, expected: Figure) -> float:
-    """The largest difference of any element, relative to the scale of the tensor.
-
-    Metrics may be infinite or NaN on random data: then they must be so in both.
-    """
-    if actual is None or actual.value.shape != expected.value.shape:
-        return float("inf")
-    if not expected.value.numel():
-        return 0.0
-    a, b = actual.value, expected.value
-    same = (a == b) | (a.isnan() & b.isnan())
-    error = float((a - b).abs().masked_fill(same, 0.0).max())
-    scale = max(float(b.abs().masked_fill(~b.isfinite(), 0.0).max()), MIN_SCALE * expected.unit)
-    return error / scale if isfinite(error) else float("inf")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.soak
 
 # What a user of these pages has been told to install.
 EXTRAS = ("run", "data", "plot")
-# Pages that begin with packages of others.
-BESIDE = ("docs/finetuning.md",)
+# Pages that begin with packages of others, or need them in between.
+BESIDE = ("docs/finetuning.md", "docs/commands/init.md")
 SESSIONS = [
     page
     for page in PAGES

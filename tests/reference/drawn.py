@@ -1,4 +1,4 @@
-"""Everything random, as `docs/random.md` defines it: whole tensors, drawn from the first element on."""
+"""Random initial values and data, as `docs/random.md` defines them: whole tensors, from the first element on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MASK = (1 << 64) - 1
-
-
-# ---------------------------------------------------------------- streams of words: initial values, data
+from partita.runtime.interpreter.drawn import uniform
 
 
 def words(seed: int, purpose: str, step: int, name: str, count: int) -> np.ndarray:
@@ -21,11 +18,6 @@ def words(seed: int, purpose: str, step: int, name: str, count: int) -> np.ndarr
     digest = blake2b(f"{seed}/{purpose}/{step}/{name}".encode(), digest_size=16).digest()
     key = np.array([int.from_bytes(half, "little") for half in (digest[:8], digest[8:])], np.uint64)
     return np.random.Philox(key=key, counter=0).random_raw(count)
-
-
-def uniform(word: np.ndarray) -> np.ndarray:
-    """In [0, 1), by the leading 53 bits."""
-    return (word >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 def normal(word: np.ndarray) -> np.ndarray:
@@ -55,47 +47,3 @@ def initial(name: str, arguments: Sequence[float], seed: int, path: str, shape: 
         "kaiming": lambda: normal(word) * (2 / fan_in) ** 0.5,
     }[name]()
     return torch.from_numpy(values.astype(np.float64)).reshape(tuple(shape))
-
-
-# ---------------------------------------------------------------- a hash of coordinates: samples, dropout
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """The finalizer of MurmurHash3 of 64-bit words."""
-    for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        x = x ^ (x >> np.uint64(33))
-        x = x * np.uint64(multiplier)
-    return x ^ (x >> np.uint64(33))
-
-
-def hashed(seed: int, step: int, path: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two words for each element of the tensor `path` at a step."""
-    name = int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "little") >> 1
-    key = 0
-    for number in (seed, step, name):
-        key = (key ^ (number & MASK)) * 0x9E3779B97F4A7C15 & MASK
-        key ^= key >> 29
-    index = np.arange(count, dtype=np.uint64)
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    with np.errstate(over="ignore"):
-        return tuple(_mixed((index * np.uint64(2) + np.uint64(i)) * golden + np.uint64(key)) for i in (1, 2))
-
-
-def sample(name: str, argument: float, seed: int, step: int, path: str, shape: Sequence[int]) -> Tensor:
-    """The sample `path` at a step."""
-    first, second = hashed(seed, step, path, prod(shape))
-    if name == "uniform":
-        values = (2 * uniform(first) - 1) * argument
-    elif name == "integers":
-        values = np.floor(uniform(first) * argument).astype(np.int64)
-    elif name == "gumbel":
-        values = -np.log(-np.log(uniform(first) + 2.0**-54))
-    else:
-        values = np.sqrt(-2 * np.log1p(-uniform(first))) * np.cos(2 * np.pi * uniform(second)) * argument
-    return torch.from_numpy(values).reshape(tuple(shape))
-
-
-def kept(rate: float, seed: int, step: int, path: str, shape: Sequence[int]) -> Tensor:
-    """What the dropout `path` keeps at a step."""
-    first, _ = hashed(seed, step, path, prod(shape))
-    return torch.from_numpy(uniform(first) >= rate).reshape(tuple(shape))

@@ -13,9 +13,9 @@ from partita.compiler.text.graph import graph_text, parse_graph
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
-from tests.reference import named
+from partita.runtime.interpreter import named
+from partita.runtime.interpreter.named import Named
 from tests.reference.compare import computed, meant, wrong
-from tests.reference.named import Named
 
 FILE = """\
 axis batch = 6, seq = 4, embed = 4, vocab = 6

@@ -15,8 +15,9 @@ from attrs import frozen
 from torch import Tensor
 
 from partita.dsl import spec
+from partita.runtime.interpreter.walk import Walk
 from tests.reference import drawn
-from tests.reference.interpreter import Reading, Walk
+from tests.reference.reading import Reader, Reading, forwards, scopes
 from tests.reference.updates import UPDATES, State, rule_of
 
 Batch = dict[str, Tensor]
@@ -78,13 +79,15 @@ class Training:
         self.largest = 0.0  # of all values of training steps
         self.doubtful: int | None = None  # the first step that rounding may make a bad or a good one
         types = dict(zip(self.model.body.inputs, self.model.body.types, strict=False))
-        walk = Walk(self.model, {name: self._typed(np.zeros(type.shape), type) for name, type in types.items()})
+        zeros = {name: self._typed(np.zeros(type.shape), type) for name, type in types.items()}
+        self.functions = forwards(self.model)
+        walk = Reader(self.model, zeros, {}, functions=self.functions)
         walk.run()
         self.inputs = {name: walk.readings.pop(name) for name in types}
         self.readings = walk.readings
         self.parameters = {path: self._initial(path, nudge) for path in self.readings}
         self.rules = {
-            path: rule_of(self.train.optimizer, path, reading, walk.scopes)
+            path: rule_of(self.train.optimizer, path, reading, scopes(self.model.body, self.model.name))
             for path, reading in self.readings.items()
             if not reading.buffer
         }
@@ -107,15 +110,20 @@ class Training:
             every = self.train.eval
             if every is not None and (number % every.arguments["interval"] == 0 or number == self.train.steps):
                 self.evaluate(number)
-        walk = Walk(self.model, self.batch(1), self.parameters, self.train.seed, 0, training=False)
+        walk = self.walk(self.batch(1), 0, training=False)
         compared = self.model.outputs and not self.model.operations
         self.outputs = walk.outputs() if compared else {}
         return self
 
+    def walk(self, batch: Batch, step: int, parameters: Mapping[str, Tensor] | None = None, **options) -> Walk:
+        """The model of a batch, with the random numbers of a step."""
+        given = self.parameters if parameters is None else parameters
+        return Walk(self.model, batch, given, self.train.seed, step, functions=self.functions, **options)
+
     # ------------------------------------------------------------ steps
 
     def step(self, number: int) -> None:
-        walk = Walk(self.model, self.batch(number), self.parameters, self.train.seed, number)
+        walk = self.walk(self.batch(number), number)
         loss, metrics = walk.run()
         self.largest = max(self.largest, walk.largest)
         self.gradients = {}
@@ -141,7 +149,7 @@ class Training:
                         older = self.sums.get(path, torch.zeros_like(gradient))
                         self.sums[path] = self.train.ema * older + self.parameters[path]
                 if walk.after:
-                    again = Walk(self.model, self.batch(number), self.parameters, self.train.seed, number)
+                    again = self.walk(self.batch(number), number)
                     again.run()
                     for path, value in again.after.items():
                         self.parameters[path].copy_(value)
@@ -214,7 +222,7 @@ class Training:
         """Loss and metrics of a batch, with the random numbers of a step, where some axes have other sizes."""
         assert self.train.eval is not None
         parameters = {**self.parameters, **(self.means if self.train.eval.arguments["weights"] == "ema" else {})}
-        walk = Walk(self.model, batch, parameters, self.train.seed, step, training=False, sizes=sizes)
+        walk = self.walk(batch, step, parameters, training=False, sizes=sizes)
         loss, metrics = walk.run()
         return float(loss.detach()), {name: float(metric) for name, metric in metrics.items()}
 

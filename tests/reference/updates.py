@@ -16,7 +16,7 @@ from attrs import define, field
 from torch import Tensor
 
 from partita.dsl import spec
-from tests.reference.interpreter import Reading
+from tests.reference.reading import Reading
 
 CODES = 256
 

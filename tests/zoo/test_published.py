@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from partita.dsl.load import load_text
+from partita.runtime.interpreter import drawn
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches
 from tests.files import SPECS
 from tests.marks import soak
-from tests.reference import drawn
 
 SEED = 3
 MESH = """

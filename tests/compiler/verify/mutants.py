@@ -31,7 +31,8 @@ from partita.compiler.verify.equivalence import validate
 from partita.dsl.types import Type
 from partita.runtime.rank import CompiledRun
 from partita.runtime.training import VirtualRun
-from partita.runtime.verification.experiment import TOLERANCE, Experiment, Figure, Figures, batches, compare
+from partita.runtime.verification.experiment import Experiment, batches
+from partita.runtime.verification.figures import TOLERANCE, Figure, Figures, compare
 from tests.compiler.verify.changes import Exchange, Place, places
 
 

@@ -8,7 +8,8 @@ from partita.compiler.verify.rounding import perturbed
 from partita.dsl.load import load
 from partita.runtime.rank import prepare
 from partita.runtime.verification.execution import verify_execution
-from partita.runtime.verification.experiment import compare, experiments, figures, rounded
+from partita.runtime.verification.experiment import experiments, figures, rounded
+from partita.runtime.verification.figures import compare
 from tests.files import SPECS, checked
 
 # Positions with the same token are equal in exact arithmetic, and the router chooses some of them.

@@ -18,7 +18,8 @@ from partita.compiler.text.graph import graph_text
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.verification import experiment
 from partita.runtime.verification.execution import Execution, verify_execution
-from partita.runtime.verification.experiment import Figure, Inconclusive, error_of, proxy
+from partita.runtime.verification.experiment import Inconclusive, proxy
+from partita.runtime.verification.figures import Figure, error_of
 from tests.files import SPECS, checked
 from tests.marks import soak
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM
 
-from tests.reference import drawn
+from partita.runtime.interpreter import drawn
 from tests.zoo.against import Against, Batch
 
 BATCH, SEQ, VOCAB, MASK = 3, 16, 31, 30

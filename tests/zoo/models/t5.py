@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tests.reference import drawn
+from partita.runtime.interpreter import drawn
 from tests.zoo.against import Against, Batch
 
 BATCH, SOURCE, TARGET, VOCAB = 3, 20, 16, 31

@@ -1,7 +1,6 @@
 """Tensors with named axes, as plainly as torch allows, and the language's functions of them.
 
-Nothing here is shared with the compiler or the runtime: this is `docs/reference` written once more. Every float is
-float64, every integer int64, and gradients are torch's autograd's.
+Every float is float64, every integer int64, and gradients are torch's autograd's.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ class Named:
     origins: Mapping[str, frozenset[str]] = field(factory=dict)
 
     def size(self, axis: str) -> int:
+        """The size of an axis."""
         return self.data.shape[self.axes.index(axis)]
 
     def to(self, axes: Sequence[str]) -> Tensor:
@@ -81,10 +81,12 @@ def reduced(function: Callable[..., Tensor], x: Named, over: Sequence[str]) -> N
 
 
 def total(x: Named, over: Sequence[str]) -> Named:
+    """The sum over some axes."""
     return reduced(lambda data, position: data.sum(position), x, over)
 
 
 def mean(x: Named, over: Sequence[str]) -> Named:
+    """The mean over some axes."""
     summed = total(x, over)
     return evolve(summed, data=summed.data / prod(x.size(name) for name in over))
 
@@ -131,11 +133,13 @@ def picked(x: Named, ids: Named, along: str) -> Named:
 
 
 def softmax(x: Named, over: Sequence[str]) -> Named:
+    """Exponentials, divided by their sum over some axes."""
     e = elementwise(lambda a, b: (a - b).exp(), x, evolve(greatest(x, over), data=greatest(x, over).data.detach()))
     return elementwise(lambda a, b: a / b, e, total(e, over))
 
 
 def log_softmax(x: Named, over: Sequence[str]) -> Named:
+    """The logarithm of `softmax`."""
     shifted = elementwise(lambda a, b: a - b.detach(), x, greatest(x, over))
     e = evolve(shifted, data=shifted.data.exp())
     return elementwise(lambda a, b: a - b.log(), shifted, total(e, over))
@@ -191,8 +195,8 @@ def rope(x: Named, o: Mapping[str, Any], positions: Named | None = None) -> Name
     x = x.ordered([*(name for name in x.axes if name not in (o["over"], o["pairs"])), o["over"], o["pairs"]])
     if o.get("part", 1.0) < 1:
         count = round(o["part"] * x.size(o["pairs"]))
-        first, rest = x.data[..., :count], x.data[..., count:]
-        turned = rope(evolve(x, data=first), {**o, "part": 1.0}, positions)
+        some, rest = x.data[..., :count], x.data[..., count:]
+        turned = rope(evolve(x, data=some), {**o, "part": 1.0}, positions)
         return evolve(turned, data=torch.cat((turned.data, rest), -1))
     if o.get("interleaved"):
         even, odd = x.data[..., 0::2], x.data[..., 1::2]
@@ -202,22 +206,22 @@ def rope(x: Named, o: Mapping[str, Any], positions: Named | None = None) -> Name
     rate = torch.tensor([o["base"] ** (-i / half) for i in range(half)], dtype=torch.float64)
     factor = 1.0
     if o.get("scaling"):
-        name, *rest = o["scaling"]
-        rate, factor = {"llama3": llama3, "yarn": yarn}[name](rate, o["base"], *rest)
+        name, *numbers = o["scaling"]
+        scaled = llama3 if name == "llama3" else yarn
+        rate, factor = scaled(rate, o["base"], *numbers)
     angle = torch.arange(x.size(o["over"])).double()[:, None] * rate
     if positions is not None:
         shape = [positions.size(name) if name in positions.axes else 1 for name in x.axes[:-1]]
-        own = positions.ordered(
-            [name for name in positions.axes if name not in x.axes] + [n for n in x.axes if n in positions.axes]
-        ).data
+        first = [name for name in positions.axes if name not in x.axes]
+        own = positions.to([*first, *(name for name in x.axes if name in positions.axes)])
         if o.get("sections"):
             section = [i for i, count in enumerate(o["sections"]) for _ in range(count)]
             angle = torch.stack([own[i].reshape(shape).double() for i in section], -1) * rate
         else:
             angle = own.reshape(shape).double()[..., None] * rate
     a, b = x.data[..., :half], x.data[..., half:]
-    turned = torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
-    return evolve(x, data=factor * turned)
+    both = torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
+    return evolve(x, data=factor * both)
 
 
 def llama3(rate: Tensor, base: float, factor: float, original: int, low: float, high: float) -> tuple[Tensor, float]:
@@ -236,7 +240,14 @@ def llama3(rate: Tensor, base: float, factor: float, original: int, low: float, 
 
 
 def yarn(
-    rate: Tensor, base: float, factor: float, original: int, fast: float, slow: float, attention, truncate: bool
+    rate: Tensor,
+    base: float,
+    factor: float,
+    original: int,
+    fast: float,
+    slow: float,
+    attention: float | None,
+    truncate: bool,
 ) -> tuple[Tensor, float]:
     """Between the pairs that turn `fast` and `slow` times in the original length, from extrapolation to stretching."""
     size = 2 * len(rate)
@@ -253,6 +264,7 @@ def yarn(
 
 
 def normalized(x: Named, rest: Sequence[Named], o: Mapping[str, Any], center: bool) -> Named:
+    """`rms_norm`, or `layer_norm`, which centers; `rest` are the scale and the shift, as far as there are any."""
     if center:
         x = elementwise(lambda a, b: a - b, x, mean(x, o["over"]))
     square = mean(evolve(x, data=x.data * x.data), o["over"])
@@ -281,14 +293,15 @@ def delta_rule(q: Named, k: Named, v: Named, beta: Named, decay: Sequence[Named]
     given, over, along = (q, k, v, beta, *decay), o["over"], o["along"]
     rest = [name for name in dict.fromkeys(name for x in given for name in x.axes) if name not in (over, along)]
     count = q.size(over)
-    q, k, v, beta, *fading = (x.to([over, *rest, along]).expand(count, *[-1] * (len(rest) + 1)) for x in given)
-    memory, results = torch.zeros_like(q[0] * k[0] * v[0] * beta[0]), []
+    wide = [x.to([over, *rest, along]).expand(count, *[-1] * (len(rest) + 1)) for x in given]
+    queries, keys, values, rates, *fading = wide
+    memory, results = torch.zeros_like(queries[0] * keys[0] * values[0] * rates[0]), []
     for t in range(count):
         for factor in fading:
             memory = memory * factor[t]
-        found = (memory * k[t]).sum(-1, keepdim=True)
-        memory = memory + k[t] * beta[t] * (v[t] - found)
-        results.append((memory * q[t]).sum(-1))
+        found = (memory * keys[t]).sum(-1, keepdim=True)
+        memory = memory + keys[t] * rates[t] * (values[t] - found)
+        results.append((memory * queries[t]).sum(-1))
     return Named(torch.stack(results), (over, *rest))
 
 
@@ -307,12 +320,15 @@ def shift(x: Named, over: str, by: int) -> Named:
 
 
 def likelihood(logits: Named, targets: Named, over: str) -> Named:
-    """The negative log-likelihood of each target."""
-    picked = einsum(log_softmax(logits, [over]), one_hot(targets, over, logits.size(over)), [over])
-    return evolve(picked, data=-picked.data)
+    """The negative log-likelihood of each target; of one that is out of range, as if it had a score of zero."""
+    right = einsum(logits, one_hot(targets, over, logits.size(over)), [over])
+    peak = evolve(greatest(logits, [over]), data=greatest(logits, [over]).data.detach())
+    summed = total(elementwise(lambda a, b: (a - b).exp(), logits, peak), [over])
+    return elementwise(lambda a, b, c: a.log() + b - c, summed, peak, right)
 
 
 def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
+    """The mean of the targets' negative log-likelihoods."""
     nll, smoothing = likelihood(logits, targets, o["over"]), o.get("smoothing", 0.0)
     if smoothing:
         uniform = mean(log_softmax(logits, [o["over"]]), [o["over"]])
@@ -331,11 +347,10 @@ def counted(each: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, 
     ignore = o.get("ignore")
     if ignore is not None:
         counts = targets.to(each.axes) != ignore
-        weight = rest[0].to(each.axes) if o["weights"] else torch.ones((), dtype=torch.float64)
-        weight = weight * counts
+        share = counts * (rest[0].to(each.axes) if o["weights"] else torch.ones((), dtype=torch.float64))
         if not bool(counts.any()):
             return Named((each.data * 0).sum())
-        return Named((each.data * weight).sum() / weight.sum())
+        return Named((each.data * share).sum() / share.sum())
     if not o["weights"]:
         return mean(each, each.axes)
     weight = elementwise(lambda a, b: a + 0 * b, rest[0], each)
@@ -393,6 +408,7 @@ def places(ids: Named, o: Mapping[str, Any], sizes: tuple[int, int]) -> Named:
 
 
 def split(x: Named, axis: str, parts: Sequence[tuple[str, int]]) -> Named:
+    """An axis as several, of these names and sizes."""
     position = x.axes.index(axis)
     shape = [*x.data.shape[:position], *(size for _, size in parts), *x.data.shape[position + 1 :]]
     axes = (*x.axes[:position], *(name for name, _ in parts), *x.axes[position + 1 :])
@@ -400,12 +416,14 @@ def split(x: Named, axis: str, parts: Sequence[tuple[str, int]]) -> Named:
 
 
 def merge(x: Named, parts: Sequence[str], into: str) -> Named:
+    """Several axes as one."""
     rest = tuple(name for name in x.axes if name not in parts)
     x = x.ordered([*rest, *parts])
     return evolve(x, data=x.data.flatten(len(rest)), axes=(*rest, into))
 
 
 def concat(tensors: Sequence[Named], axes: Sequence[str], into: str) -> Named:
+    """Tensors one behind the other, along an axis of each."""
     renamed = [
         evolve(x, axes=tuple(into if name == axis else name for name in x.axes))
         for x, axis in zip(tensors, axes, strict=True)
@@ -415,6 +433,7 @@ def concat(tensors: Sequence[Named], axes: Sequence[str], into: str) -> Named:
 
 
 def cut(x: Named, o: Mapping[str, Any], size: int) -> Named:
+    """A part of an axis."""
     axes = tuple(o["into"] if name == o["axis"] else name for name in x.axes)
     return evolve(x, data=x.data.narrow(x.axes.index(o["axis"]), o["start"], size), axes=axes)
 
@@ -428,7 +447,7 @@ def patches(x: Named, o: Mapping[str, Any], sizes: Mapping[str, int]) -> Named:
         index = start[:, None] + torch.arange(sizes[size]) * o["dilation"][i]
         inside = (index >= 0) & (index < x.size(axis))
         taken = x.data.index_select(here, index.clamp(0, x.size(axis) - 1).flatten())
-        taken = taken.unflatten(here, tuple(index.shape)).movedim(here + 1, end)
+        taken = taken.reshape(*taken.shape[:here], *index.shape, *taken.shape[here + 1 :]).movedim(here + 1, end)
         seen = inside.view([index.shape[0] if j == here else index.shape[1] if j == end else 1 for j in range(end + 1)])
         x = Named(
             torch.where(seen, taken, outside), (*x.axes[:here], f"new {into}", *x.axes[here + 1 :], f"new {size}")
