@@ -12,7 +12,7 @@ import torch
 
 from partita.dsl.syntax.lexer import DECLARATIONS
 from partita.importing.factors import Factor, Solver, found, leaves
-from partita.importing.graph import Value, number
+from partita.importing.graph import Value, is_op, number
 from partita.importing.writing.names import numbered, valid
 from partita.importing.writing.tree import base
 
@@ -58,9 +58,11 @@ class Axes:
             # A name with a number is better than one that says something else. People do call a second sequence source.
             likely = [n for n, votes in factor.names.most_common() if 3 * votes >= most or n == "source"] or ["part"]
             owned = [name for owner in owners.get(factor, ()) for name in _owned(likely[0], owner)]
-            if likely[0] == "batch" and self.sizes.get("batch") == factor.size:
-                owned = ["other_batch"]
+            other = likely[0] == "batch" and self.sizes.get("batch") == factor.size
+            owned = ["other_batch"] if other else owned
             self.names[factor] = self.free([*likely, *owned], factor.size)
+            if other:
+                self.formulas[self.names[factor]] = "batch"
             self.roles[self.names[factor]] = likely[0]
         for value in solver.values:
             if value.op in ("conv", "patches"):
@@ -71,6 +73,9 @@ class Axes:
         for value in solver.values:
             if value.op == "concat":
                 self._sum_up(value)
+        for value in solver.values:
+            if value.op == "slice":
+                self._rest(value)
 
     def copy(self) -> Axes:
         """The same names, to which a file adds its own."""
@@ -113,6 +118,20 @@ class Axes:
                     self.formulas[axes[0]] = formulas[0]
                 else:
                     self.fixed.update(name for name in free if name != "batch")
+
+    def _rest(self, value: Value) -> None:
+        """All but the first places are as many less, of what grows; or what else was put together there."""
+        x, dim = value.args["x"], value.args["dim"]
+        (whole, part), shapes = (self.of(each)[dim] for each in (x, value)), (x.shape[dim], value.shape[dim])
+        twins = [(each.twin or each.shape)[dim] for each in (x, value)]
+        grows = twins[0] != shapes[0] and twins[0] - twins[1] == shapes[0] - shapes[1]
+        if not len(whole) == len(part) == 1 or part[0] in self.formulas or whole == part:
+            return
+        first, *rest = self.formulas.get(whole[0], "").split(" + ")
+        if rest and self.sizes.get(first) == value.args["start"] == shapes[0] - shapes[1]:
+            self.formulas[part[0]] = " + ".join(rest)
+        elif grows:
+            self.formulas[part[0]] = f"{whole[0]} - {shapes[0] - shapes[1]}"
 
     def _derive(self, value: Value) -> None:
         """Places of windows are the axis over which they stride, divided, where that is so."""
@@ -158,6 +177,11 @@ class Axes:
         if heads and "key" in self.sizes and self.sizes.get("embed") == width and not {"key", "embed"} & {*found}:
             found["key"] = "embed / " + (f"({' * '.join(heads)})" if len(heads) > 1 else heads[0])
         return found
+
+    def sized(self, name: str) -> str:
+        """The axis whose size another one always has; itself, if there is none."""
+        formula = self.formulas.get(name, "")
+        return formula if formula in self.sizes else name
 
     def of(self, value: Value) -> list[tuple[str, ...]]:
         """The names of a value's axes, by dimension."""
@@ -256,6 +280,11 @@ class Axes:
                 vote(dims[3], 40, "head")
         elif value.op == "recurrent":
             vote(dims[-1], 15, "hidden")
+        elif value.op == "select" and is_op(args["x"], "input") and args["x"].dtype == torch.int64:
+            (field,) = leaves(self.solver.dims[args["x"]][args["dim"]]) or (None,)
+            if field is not None:
+                field.names.pop("seq", None)
+                field.names["fields"] += 150
         elif value.op == "top":
             vote(dims[args["dim"]], 70, "chosen")
         elif value.op == "einsum":

@@ -7,6 +7,7 @@ input and no parameter is a constant: it keeps what made it, and its elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import copysign, sqrt
 from typing import Any, TypeGuard
 
 import torch
@@ -139,8 +140,11 @@ def number(x: Any) -> float | int | None:
     if x.constant.numel() and x.dtype != torch.bool:
         first = x.constant.flatten()[0]
         if bool((x.constant == first).all()):
-            return first.item() if x.args.get("name") else shortest(first)
+            return shortest(first)
     return None
+
+
+SHORT = 5  # digits that one writes, rather than a root
 
 
 def shortest(element: Tensor) -> float | int:
@@ -148,8 +152,18 @@ def shortest(element: Tensor) -> float | int:
     exact: float | int = element.item()
     if element.dtype != torch.float32 or exact != exact:
         return exact
-    texts = (float(f"{exact:.{digits}g}") for digits in range(1, 10))
-    return next((each for each in texts if torch.tensor(each, dtype=torch.float32) == element), exact)
+    texts = [float(f"{exact:.{digits}g}") for digits in range(1, 10)]
+    likely = [*texts[:SHORT], root_of(exact), *texts[SHORT:]]
+    return next((each for each in likely if torch.tensor(each, dtype=torch.float32) == element), exact)
+
+
+def root_of(number: float) -> float:
+    """The nearest number that is the root of an integer, or one by it."""
+    if not 1e-4 < abs(number) < 1e4:
+        return number
+    square = number * abs(number)
+    whole = copysign(1 / round(1 / abs(square)), square) if abs(square) < 1 else float(round(square))
+    return copysign(sqrt(abs(whole)), whole)
 
 
 def is_op(x: Any, *ops: str) -> TypeGuard[Value]:

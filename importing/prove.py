@@ -31,7 +31,7 @@ from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
 from partita.importing.capture import wider
 from partita.importing.draws import Draws
-from partita.importing.graph import NotUnderstood, Value
+from partita.importing.graph import NotUnderstood, Value, shortest
 from partita.importing.imported import Imported
 from partita.importing.patterns.constants import base_of, progression_of, rounded
 from partita.importing.patterns.scalings import Scaling, scalings
@@ -135,7 +135,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 
 def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
-    """Axes that only inputs have: each with the inputs and the dimensions in which it is."""
+    """Axes that only inputs have: each with the inputs and the dimensions in which it is, or another of its size."""
     program = imported.program
     held = {
         name
@@ -152,7 +152,7 @@ def free_axes(imported: Imported) -> dict[str, list[tuple[str, int]]]:
             continue
         for dim, names in enumerate(program.file.axes.of(value)):
             if len(names) == 1:
-                found.setdefault(names[0], []).append((value.args["name"], dim))
+                found.setdefault(program.file.axes.sized(names[0]), []).append((value.args["name"], dim))
                 grown.update(names if value.twin is not None and value.twin[dim] != value.shape[dim] else ())
             fixed.update(names if len(names) > 1 else ())
     if imported.graph.lengths_fixed:
@@ -263,7 +263,7 @@ def _shapes(imported: Imported, inputs: Mapping[str, Tensor], sizes: Mapping[str
     }
     return {
         name: [
-            sizes.get(own[0], size) if len(own) == 1 else size
+            sizes.get(program.file.axes.sized(own[0]), size) if len(own) == 1 else size
             for own, size in zip(names.get(name, [()] * example.dim()), example.shape, strict=True)
         ]
         for name, example in inputs.items()
@@ -404,7 +404,9 @@ def _in_f64() -> Iterator[None]:
 
 
 def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tensor:
-    """Frequencies of rotary positions, computed in f64: base^(-i / n)."""
+    """Frequencies of rotary positions, computed in f64, base^(-i / n); the root of an integer."""
+    if tensor.numel() == 1:
+        return torch.full_like(tensor, shortest(tensor.flatten()[0].float()))
     for ratio, scaling in scaled if tensor.dim() == 1 else ():
         made, _ = scaling.rates(ratio, tensor.numel())
         if torch.allclose(made, tensor, rtol=1e-5):

@@ -37,7 +37,8 @@ class File:
         self.solver, self.tree, self.state = axes.solver, tree, state
         self.axes, self.constants = axes.copy(), dict[str, float]()
         self.expressions = Expressions()
-        self.called = called(tree)
+        self.names = called(tree)
+        self.called = {value: names[0] for value, names in self.names.items()}
         self.inputs = {value.args["name"] for value in axes.solver.values if value.op == "input"}
         self.blocks = Blocks(self.axes.sizes, self.constants, forms, axes.apart)
         self.seconds: dict[str, str] = {}
@@ -47,6 +48,7 @@ class File:
         self.saved_constants: dict[str, Value] = {}
         self.declared: set[str] = set()  # names of parameters, which no block has
         self.tables: dict[str, Value] = {}
+        self.yielding: set[Value] = set()  # weights whose names are those of what they make
         self.written: set[Value] = set()  # constants that are tables
 
     # ------------------------------------------------------------ axes and constants
@@ -162,8 +164,9 @@ class File:
         """How a parameter begins: as those at the same place of other layers do."""
         if value.op == "table":
             return f'file("{TABLES}", "{value.args["names"][0]}")'
-        key = place_of(value.source)
-        alike = [v.args["data"] for v in self.solver.values if v.op == "parameter" and place_of(v) == key]
+        key, fans = place_of(value.source), self._fans(value)
+        same = (v for v in self.solver.values if v.op == "parameter" and place_of(v) == key)
+        alike = [v.args["data"] for v in same if v is value.source or self._fans(v) == fans]
         every = torch.cat([stored(each).flatten().double() for each in alike or [value.source.args["data"]]])
         if every.device.type == "meta":
             return initial.constant(0.0)
@@ -175,7 +178,7 @@ class File:
             return initial.constant(short if torch.tensor(short).float() == torch.tensor(first).float() else first)
         if value.op == "buffer":
             return "zeros()"  # what it is comes with the weights
-        return initial.drawn(every, self._fans(value))
+        return initial.drawn(every, fans)
 
     def _fans(self, value: Value) -> dict[str, int]:
         """Sizes that a bound of a parameter's distribution may follow: of what its module sums over, or has hidden."""
@@ -189,7 +192,8 @@ class File:
             if each.op in ("parameter", "part") and each.source.args["names"][0].rpartition(".")[0] == path
         ]
         found: dict[str, int] = {}
-        for each in beside:
+        recurrent = [each for each in beside if "_hh" in each.source.args["names"][0]]  # which says how all begin
+        for each in recurrent or beside:
             if each.rank > 1:
                 names = [own for dim in self.axes.of(each)[1:] for own in dim]
                 text = " * ".join(f"size({own})" for own in names) or "1"

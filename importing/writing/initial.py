@@ -24,7 +24,8 @@ def drawn(every: Tensor, fans: Mapping[str, int]) -> str:
     """The distribution that elements are a sample of. `fans`: sizes, as text, that bounds of it may follow."""
     deviation, error = float(every.std()), 1 / sqrt(2 * len(every))
     bound = float(every.abs().max())
-    for text, size in fans.items():  # as `nn.Linear`, `nn.Conv2d` and `nn.LSTM` do
+    # As `nn.Linear`, `nn.Conv2d` and `nn.LSTM` do. Of several the least is the likeliest that no element is beyond.
+    for text, size in sorted(fans.items(), key=lambda each: -each[1]):
         most = 1 / sqrt(size)
         if bound <= most * 1.001 and abs(deviation * sqrt(3 * size) - 1) < NEAR * error:
             return f"uniform(1 / sqrt({text}))" if size > 1 else "uniform(1)"
@@ -41,7 +42,8 @@ def is_table(several: Sequence[Tensor], trained: bool, share: float) -> bool:
     trained and few.
     """
     first = several[0]
-    if first.numel() <= FEW or first.device.type == "meta" or bool((first == first.flatten()[0]).all()):
+    least = 2 if len(several) > 1 else FEW
+    if first.numel() <= least or first.device.type == "meta" or bool((first == first.flatten()[0]).all()):
         return False
     alike = len(several) > 1 and all(torch.equal(each, first) for each in several)
     centered = abs(float(first.mean())) < NEAR * float(first.std()) / sqrt(first.numel())

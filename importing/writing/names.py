@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, product
 
 from partita.dsl.functions.signatures import FUNCTIONS
 from partita.dsl.syntax.lexer import RESERVED_WORDS
@@ -30,47 +30,41 @@ SHORT = {
     "query": "q",
     "value": "v",
 }
+ATTENDED = ("q", "k", "v")
+GENERIC = ("x", "y", "h")  # what says nothing
 RESERVED = {*RESERVED_WORDS, "state", "grad", "all", "auto", "and", "or", "not"}
 
 
-def called(tree: Tree) -> dict[Value, str]:
-    """Names that lines of the module assign to values. Of the lines around a value the first with a name counts: of the
-    innermost `forward`, and then of functions that this calls, as what these return has a better name there.
+def called(tree: Tree) -> dict[Value, list[str]]:
+    """Names that lines of the module assign to values, the best first: those of the innermost `forward` before those of
+    the others, and these before those of functions that one calls, as what these return has a better name there.
     """
-    names: dict[Value, str] = {}
-    lines = {value: _lines(value) for value in tree.values}
+    names: dict[Value, list[str]] = {}
+    lines = {value: _own(value) for value in tree.values}
     depth = max(map(len, lines.values()), default=0)
-    for i in range(depth):
-        for j in range(max(len(each[i]) for each in lines.values() if i < len(each))):
-            group: dict[Value, Line] = {}
-            last: tuple[str, int] | None = None
-            for value, each in lines.items():
-                line = each[i][j] if i < len(each) and j < len(each[i]) else None
-                place = (line.file, line.number) if line is not None else None
-                if place != last:
-                    _assign(tree, names, group)
-                    group, last = {}, place
-                if line is not None:
-                    group[value] = line
-            _assign(tree, names, group)
+    for forward, level in product((True, False), reversed(range(depth))):
+        group: dict[Value, Line] = {}
+        last: tuple[tuple[str, int], ...] = ()
+        for value, own in lines.items():
+            inside = level < len(own) and own[level].forward == forward
+            place = tuple((line.file, line.number) for line in own[: level + 1]) if inside else ()
+            if place != last:
+                _assign(tree, names, group)
+                group, last = {}, place
+            if inside:
+                group[value] = own[level]
+        _assign(tree, names, group)
+    for several in names.values():
+        if several[0] in GENERIC:
+            several.sort(key=lambda name: name not in ATTENDED)
     return names
-
-
-def _lines(value: Value) -> list[list[Line]]:
-    """The lines around a value: of each `forward`, innermost first, with those of functions that it calls."""
-    found: list[list[Line]] = []
-    for line in _own(value):
-        if line.forward or not found:
-            found.insert(0, [])
-        found[0].append(line)
-    return found
 
 
 def _own(value: Value) -> list[Line]:
     return [line for line in value.place.lines if "/torch/" not in line.file]
 
 
-def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) -> None:
+def _assign(tree: Tree, names: dict[Value, list[str]], group: Mapping[Value, Line]) -> None:
     """Names of a line are those of values that others read: of several results each has its own."""
     made = [v for v in group if tree.is_output(v) or any(reader not in group for reader in tree.readers(v))]
     wanted = next((line.names for line in group.values()), ())
@@ -84,7 +78,7 @@ def _assign(tree: Tree, names: dict[Value, str], group: Mapping[Value, Line]) ->
         if not found and len(wanted) - len(several) < 2 and not _are_made_of_another(several, group):
             found = dict(zip(several, wanted, strict=False))
     for value, name in found.items():
-        names.setdefault(base(value), SHORT.get(name, name))
+        names.setdefault(base(value), []).append(SHORT.get(name, name))
 
 
 def formula_name(value: Value) -> str:
@@ -121,7 +115,7 @@ def snake(kind: str, roots: Sequence[str] = ()) -> str:
         length = 0
         while length < min(len(root), len(kind)) and root[length] == kind[length]:
             length += 1
-        while length and not (root[length : length + 1].isupper() and kind[length : length + 1].isupper()):
+        while length and not ((root + "A")[length].isupper() and kind[length : length + 1].isupper()):
             length -= 1
         name = min(name, kind[length:], key=len)
     return valid(re.sub(r"(?<=[a-z0-9])(?=[A-Z](?!$))|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower())

@@ -51,9 +51,12 @@ class Program:
         solver, self.inlined = axes.solver, self.known.inlined
         self.tree = Tree(solver.values, solver.users, graph.returned)
         self.file = File(axes, self.tree, state, self.known.forms)
-        # A parameter is called like its module, and a value gives way.
-        modules = {part for path in state for part in path.split(".")}
-        self.called = {value: name for value, name in self.file.called.items() if name not in modules}
+        # A parameter is called like its module, and a value gives way; but where it is what a weight of a short name
+        # makes, the weight does.
+        self.modules = {part for path in state for part in path.split(".")}
+        makers = {v: self._maker(v, name) for v, name in self.file.called.items() if name in self.modules}
+        self.file.yielding = {weight for weight in makers.values() if weight is not None}
+        self.called = {v: name for v, name in self.file.called.items() if makers.get(v, v) is not None}
         for each in graph.changes:
             self.called[each.args["x"]] = f"new_{each.args['buffer'].args['names'][0].rpartition('.')[2]}"
         outer = {
@@ -68,6 +71,15 @@ class Program:
         self.samples = [value for value in solver.values if value.op == "input" and "draw" in value.args]
         self.given: dict[Value, str] = {}  # names that loops hand on, of what their steps make
         self.kept = self._kept()
+
+    def _maker(self, value: Value, name: str) -> Value | None:
+        """The weight of a linear layer or a table of this name, if that is short, whose result a value is."""
+        while value.op == "pointwise" and value.args["function"] == "add" and base(value.args["xs"][1]).op in LEAVES:
+            value = base(value.args["xs"][0])
+        for each in map(base, value.inputs) if value.op in ("einsum", "embedding") and len(name) < LONG else ():
+            if each.op == "parameter" and any(own.split(".")[-2:-1] == [name] for own in each.args["names"]):
+                return each
+        return None
 
     def learned(self) -> bool:
         """Whether the text, which is written, is to be written again with what is known now."""
@@ -220,7 +232,8 @@ class Program:
 
     def _free(self, wanted: str, value: Value, body: Body) -> str:
         wanted = valid(wanted)
-        for name in (wanted, *SPARE, *(f"{wanted}_{n}" for n in range(2, 100))):
+        others = (each for each in map(valid, self.file.names.get(value, [])[1:]) if each not in self.modules)
+        for name in (wanted, *others, *SPARE, *(f"{wanted}_{n}" for n in range(2, 100))):
             old = body.bound.get(name)
             mine = name in body.bound and (old is None or self._is_read_after(old, value, body))
             outer = name not in body.bound and any(name in each.bound for each in list(body.around())[1:])
@@ -279,11 +292,14 @@ class Program:
         inputs, outputs = self.tree.inputs_of(scope, self.tree.same(scope)), self.tree.outputs_of(scope)
         inner = Body("block", [scope], body)
         outer = Writer(self.file, body)
-        heads, given = [], []
+        heads, given, floats = list[str](), list[str](), 0
         with self.file.expressions.of(outputs[0], scope) as written:
             arguments = [outer(value) for value in inputs]
         for i, (value, said) in enumerate(zip(inputs, arguments, strict=True)):
-            likely = [valid(self.called.get(value, INPUTS[i % len(INPUTS)])) if i else "x", *INPUTS, f"x_{i}"]
+            first = said.dtype != "i64" and not floats
+            floats += first
+            own = "x" if first else self._argument(scope, i) or INPUTS[i % len(INPUTS)]
+            likely = [valid(own), *INPUTS, f"x_{i}"]
             name = next(each for each in likely if each not in inner.bound)
             given.append(said.text)
             axes = said.memory_order
@@ -319,6 +335,13 @@ class Program:
             self._name(chosen, each, said, body)
             names.append(chosen)
         body.lines.append(f"let {', '.join(names)} = {text}")
+
+    def _argument(self, scope: Scope, index: int) -> str:
+        """What an argument of a block is called in all calls with such arguments; nothing, if that differs."""
+        calls = [self.tree.inputs_of(each, self.tree.same(each)) for each in self.tree.kinds[scope.call.kind]]
+        shapes = [each.shape for each in self.tree.inputs_of(scope, self.tree.same(scope))]
+        names = {self.called.get(each[index], "") for each in calls if [x.shape for x in each] == shapes}
+        return names.pop() if len(names) == 1 else ""
 
     def _sharing(self, scope: Scope) -> list[Scope]:
         """All calls of a module that is called several times in one body."""
@@ -640,7 +663,9 @@ class Program:
         for each in bodies:
             each.name = label
         body.calls[label] = [list(bodies)]
-        number = self.file.constant("layers", len(run) // period)
+        number = self.file.constant(
+            "layers" if period == 1 else "pairs" if period == 2 else "periods", len(run) // period
+        )
         body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
         for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
             self._name(carried, result, self._handed(carried, result, writer(value)), body)

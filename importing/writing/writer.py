@@ -381,6 +381,8 @@ class Writer:
             wanted = self.file.part_name(value, wanted)
         if value.op == "part" and not body.is_free(wanted):
             wanted = f"{parameter_name(names, scope)}_{wanted.removeprefix('w').removeprefix('_')}"
+        if value in self.file.yielding:
+            wanted = f"w{wanted}" if len(wanted) == 1 else f"w_{wanted}"
         wanted = f"{wanted}_weight" if self.file.is_called(wanted) else wanted
         others = [own for each in body.around() for own in each.parameters.values() if own.name == wanted]
         owned = [each for own in others[:1] for each in owners(names[0], own.value.source.args["names"][0])]
