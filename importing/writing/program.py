@@ -30,6 +30,7 @@ SCANNED = ("scan_slice", "scan_carry")  # what a loop has names for
 LONG = 4  # operations of an expression that is not written twice
 
 
+CALLED = re.compile("[⟦(]")  # behind the name of a block
 SPLIT = re.compile(r"split\(((?:[^()]|\([^()]*\)|\((?:[^()]|\([^()]*\))*\))*), (\w+ -> \[[\w, ]+\])\)")
 
 
@@ -321,6 +322,7 @@ class Program:
         else:
             text = self.file.block(wanted, given, head, inner, body)
         written(self.file.without_axes(text))
+        self._bind_calls_before(text, body)
         if len(outputs) == 1:
             (made,) = outputs
             said = evolve(results[0], text=text, binds=CALL)
@@ -335,6 +337,14 @@ class Program:
             self._name(chosen, each, said, body)
             names.append(chosen)
         body.lines.append(f"let {', '.join(names)} = {text}")
+
+    def _bind_calls_before(self, text: str, body: Body) -> None:
+        """Calls of a block are numbered as they stand in the file: one that waits to be read comes before the next."""
+        block = CALLED.split(text)[0]
+        for value, said in list(body.said.items()):
+            waits = CALLED.split(said.text)[0] == block and said.text not in text
+            if waits and not any(said.text in line for line in body.lines):
+                self._bind(value, body, said)
 
     def _argument(self, scope: Scope, index: int) -> str:
         """What an argument of a block is called in all calls with such arguments; nothing, if that differs."""
