@@ -1,4 +1,4 @@
-"""Grades what was written for an exercise: `solved`, or what is still wrong with it, in a line."""
+"""Grades what was written for an exercise: `solved`, or what is still wrong with it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ def graded(check: Callable[[], object]) -> None:
     try:
         check()
     except partita.Refused as refused:
-        print(f"not yet: {refused.diagnostics[0].message}")
-    except AssertionError as wrong:
-        print(f"not yet: {wrong}")
+        print(f"not yet: {refused.diagnostics[0].render()}")
+    except Exception as wrong:
+        kind = "" if isinstance(wrong, AssertionError) else f"{type(wrong).__name__}: "
+        print(f"not yet: {kind}{wrong}")
     else:
         print("solved")
 
 
-def verified(path: str, *overrides: str) -> Verification:
-    """What `partita verify` finds, if it finds nothing wrong."""
-    found = partita.verify(path, *overrides)
+def verified(path: str, *claims: str) -> Verification:
+    """What `partita verify` finds, if it finds nothing wrong, of a file in f64 that makes these claims."""
+    spec = partita.load(path)
+    assert spec.train is not None, "there is no `train`"
+    assert spec.train.precision == "f64", f"the precision is {spec.train.precision}"
+    found = partita.verify(path)
+    made = [each.text for each in found.claims]
+    for claim in claims:
+        assert claim in made, f"the file does not claim `{claim}`"
     problems = [*found.diagnostics, *([found.reason] if found.reason else [])]
-    assert found.passed, problems[0].message
+    assert found.passed, problems[0].render()
     return found

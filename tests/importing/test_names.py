@@ -1,0 +1,99 @@
+"""What values, weights and sizes of imported files are called and follow: as a person would have written it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import partita
+
+
+class Tower(nn.Module):
+    def __init__(self, given: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(given, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+class Towers(nn.Module):
+    """The first call is read behind the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.candidate = Tower(5), Tower(7)
+
+    def forward(self, query: Tensor, candidate: Tensor) -> Tensor:
+        q, c = self.query(query), self.candidate(candidate)
+        return F.cross_entropy(2.0 * q @ c.T, torch.arange(len(q)))
+
+
+def test_calls_of_a_block_stand_in_their_order():
+    text = str(partita.from_torch(Towers(), {"query": torch.randn(3, 5), "candidate": torch.randn(3, 7)}))
+    calls = [line for line in text.splitlines() if " tower(" in line and not line.startswith("block")]
+    assert len(calls) == 2
+    assert "candidate" in calls[1]
+    assert "other_batch = batch" in text
+
+
+class Attention(nn.Module):
+    """Elements of queries are shuffled, and those of keys alike or not."""
+
+    def __init__(self, alike: bool) -> None:
+        super().__init__()
+        self.alike = alike
+        self.q, self.k, self.v, self.out = (nn.Linear(12, 12) for _ in range(4))
+
+    def shuffled(self, x: Tensor, count: int) -> Tensor:
+        return x.view(*x.shape[:-1], count, -1).transpose(-1, -2).reshape(x.shape)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        q = self.shuffled(self.q(x), 3)
+        k = self.shuffled(self.k(x), 3) if self.alike else self.k(x)
+        v = self.v(x)
+        a = F.scaled_dot_product_attention(q, k, v)
+        return F.mse_loss(self.out(a), wanted)
+
+
+def test_what_is_shuffled_alike_is_read_as_it_was():
+    inputs = {"x": torch.randn(2, 5, 12), "wanted": torch.randn(2, 5, 12)}
+    alike, apart = (str(partita.from_torch(Attention(each), inputs)) for each in (True, False))
+    assert "attend(q, k, v, " in alike
+    assert "attend(merge(q, " in apart
+    for text in (alike, apart):  # weights of a short name give way to what they make
+        assert "param wq" in text
+
+
+class Cell(nn.Module):
+    """A formula in a method, a root that was rounded, and gates of a cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cell, self.out = nn.Embedding(11, 6), nn.GRUCell(6, 8), nn.Linear(8, 11)
+        self.register_buffer("root", torch.tensor(6**0.5), persistent=False)
+
+    def faded(self, x: Tensor) -> Tensor:
+        distance = torch.abs(torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])[None, :])
+        weight = torch.where(distance < 3, distance, 3 + torch.log(distance.clamp(min=3) / 3.0).long())
+        return torch.einsum("bsd,ts->btd", x, torch.exp(-weight.float()))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.faded(self.table(tokens) * self.root)
+        h = x.new_zeros(len(x), 8)
+        states = []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            states.append(h)
+        logits = self.out(torch.stack(states, 1))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_formulas_roots_and_gates_have_names():
+    ids = torch.randint(11, (2, 14))
+    text = str(partita.from_torch(Cell(), {"tokens": ids, "targets": ids}))
+    assert "let distance = abs(" in text
+    assert "sqrt(size(embed))" in text
+    assert "let r = sigmoid(" in text
+    assert "w_hr" in text
