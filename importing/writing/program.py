@@ -25,7 +25,7 @@ from partita.importing.writing.writer import Writer
 
 SPARE = ("h", "y", "z", "u", "p", "r")  # names of values that have none
 INPUTS = ("x", "y", "z", "u", "w")
-ATTENDED = {name[0]: rf"^\w?{name[0]}$|{name[0]}_|_{name[0]}|{name[:4]}" for name in ("query", "key", "value")}
+ROLES = {name[0]: rf"^\w?{name[0]}$|{name[0]}_|_{name[0]}|{name[:4]}" for name in ("query", "key", "value")}
 SCANNED = ("scan_slice", "scan_carry")  # what a loop has names for
 LONG = 4  # operations of an expression that is not written twice
 
@@ -105,7 +105,7 @@ class Program:
             base(value.args[name]): name for value in self.tree.values if value.op == "attend" for name in "vkq"
         }
         for value, name in attended.items():
-            if not re.search(ATTENDED[name], self.called.get(value, "")):
+            if not re.search(ROLES[name], self.called.get(value, "")):
                 self.called[value] = name
         for value in self.tree.values:
             sites = self._sites(value)
@@ -294,12 +294,13 @@ class Program:
         inner = Body("block", [scope], body)
         outer = Writer(self.file, body)
         heads, given, floats = list[str](), list[str](), 0
+        common = self._arguments(scope, inputs)
         with self.file.expressions.of(outputs[0], scope) as written:
             arguments = [outer(value) for value in inputs]
         for i, (value, said) in enumerate(zip(inputs, arguments, strict=True)):
             first = said.dtype != "i64" and not floats
             floats += first
-            own = "x" if first else self._argument(scope, i) or INPUTS[i % len(INPUTS)]
+            own = "x" if first else common[i] or INPUTS[i % len(INPUTS)]
             likely = [valid(own), *INPUTS, f"x_{i}"]
             name = next(each for each in likely if each not in inner.bound)
             given.append(said.text)
@@ -346,12 +347,12 @@ class Program:
             if waits and not any(said.text in line for line in body.lines):
                 self._bind(value, body, said)
 
-    def _argument(self, scope: Scope, index: int) -> str:
-        """What an argument of a block is called in all calls with such arguments; nothing, if that differs."""
+    def _arguments(self, scope: Scope, inputs: Sequence[Value]) -> list[str]:
+        """What each argument of a block is called in all calls with such arguments; nothing, if that differs."""
         calls = [self.tree.inputs_of(each, self.tree.same(each)) for each in self.tree.kinds[scope.call.kind]]
-        shapes = [each.shape for each in self.tree.inputs_of(scope, self.tree.same(scope))]
-        names = {self.called.get(each[index], "") for each in calls if [x.shape for x in each] == shapes}
-        return names.pop() if len(names) == 1 else ""
+        alike = [each for each in calls if [x.shape for x in each] == [x.shape for x in inputs]]
+        names = ({self.called.get(each, "") for each in several} for several in zip(*alike, strict=True))
+        return [each.pop() if len(each) == 1 else "" for each in names]
 
     def _sharing(self, scope: Scope) -> list[Scope]:
         """All calls of a module that is called several times in one body."""
