@@ -39,7 +39,6 @@ class Context:
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
-    `held` are values that a program takes again in every step (`partita.runtime.verification.derivatives`).
     `waited` is the time functions have waited for collectives, in nanoseconds. Copies between the device and the host
     run on `streams`; `arriving` are those that are under way, by the `id` of the copy.
     """
@@ -60,7 +59,6 @@ class Context:
     functions: Functions = field(factory=dict)
     record: Callable[[str, torch.Tensor], None] | None = None
     lap: Callable[[int], None] | None = None
-    held: dict[str, torch.Tensor] = field(factory=dict)
     flight: Flight | None = None
     waited: int = 0
     streams: Streams = field(factory=HostStreams)

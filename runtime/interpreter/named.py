@@ -359,26 +359,16 @@ def counted(each: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, 
 
 
 def accuracy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
-    """The share of targets that are the first of the greatest logits; no number where rounding decides that."""
-    over = o["over"]
-    x = logits.ordered([*targets.axes, over])
-    best = x.data.sort(-1).values
-    if best.shape[-1] > 1 and bool((best[..., -1] - best[..., -2]).abs().min() <= 1e-9 * best.abs().max()):
-        return Named(torch.tensor(torch.nan, dtype=torch.float64))
-    index = torch.arange(x.data.shape[-1]).expand(x.data.shape)
-    first = index.masked_fill(x.data != x.data.amax(-1, keepdim=True), x.data.shape[-1]).amin(-1)
-    fixed = [evolve(weight, data=weight.data.detach()) for weight in rest]
-    return counted(Named((first == targets.data).double(), targets.axes), targets, fixed, o)
+    """The share of targets that are the first of the greatest logits."""
+    right = elementwise(lambda a, b: (a == b).double(), targets, first_greatest(logits, o["over"]))
+    return counted(right, targets, [evolve(weight, data=weight.data.detach()) for weight in rest], o)
 
 
-def chosen(x: Named, over: str, into: str, count: int) -> tuple[Named, bool]:
-    """Where the greatest are, the greatest first, and of equal ones the first; and whether rounding may decide that."""
+def chosen(x: Named, over: str, into: str, count: int) -> Named:
+    """Where the greatest are, the greatest first, and of equal ones the first."""
     rest = [name for name in x.axes if name != over]
-    data = x.ordered([*rest, over]).data.detach()
-    ranked, order = data.sort(dim=-1, descending=True, stable=True)
-    gaps = (ranked[..., :-1] - ranked[..., 1:])[..., :count]
-    close = bool(gaps.numel()) and bool(gaps.min() <= 1e-9 * (data.abs().max() + 1e-9))
-    return Named(order[..., :count], (*rest, into)), close
+    order = x.ordered([*rest, over]).data.detach().argsort(dim=-1, descending=True, stable=True)
+    return Named(order[..., :count], (*rest, into))
 
 
 def routed_dot(x: Named, w: Named, ids: Named, o: Mapping[str, Any]) -> Named:

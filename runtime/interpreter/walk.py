@@ -45,7 +45,7 @@ class Walk:
     `sizes` are those of axes that differ from what the file says. With `training` false dropout is the identity.
     `adapters` are those of matrices, by full name, whose own parameters are among the others; `functions` are
     operations of the file's own. After `run`, `updates` and `after` are what becomes of buffers, and of parameters
-    after theirs, and `largest` is infinite where rounding decides what is computed.
+    after theirs.
     """
 
     model: spec.Model
@@ -58,7 +58,6 @@ class Walk:
     adapters: Mapping[str, spec.Call] = field(factory=dict)
     functions: Mapping[str, Callable[..., Any]] = field(factory=dict)
     shared: dict[str, Named] = field(factory=dict)  # the parameters by path
-    largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
     position: tuple[tuple[str, int, int], ...] = ()  # in scans: axis, position, size
     updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
@@ -71,11 +70,6 @@ class Walk:
         self.losses = {name: values[index].data for name, index in self.model.metrics if name in self.model.losses}
         metrics = {name: values[index].data.detach().double().clone() for name, index in self.model.metrics}
         return values[self.model.loss].data, metrics
-
-    def outputs(self) -> dict[str, Tensor]:
-        """The model's outputs, with axes in the order of their types."""
-        values = self.body(self.model.answering, self.model.name, self.given())
-        return {name: values[index].data.detach() for name, index in self.model.outputs}
 
     def given(self) -> list[Named]:
         """The inputs."""
@@ -220,9 +214,6 @@ class Walk:
         lowest = LOWEST.get(step.type.dtype)
         if lowest is not None:
             result = evolve(result, data=(result.data - lowest) % 256 + lowest)
-        if result.data.is_floating_point() and result.data.numel():
-            finite = result.data.detach().nan_to_num(0.0, 0.0, 0.0)
-            self.largest = max(self.largest, float(finite.abs().max()))
         return result
 
     def applied(self, step: spec.Apply, path: str, operands: Sequence[Named]) -> Named:
@@ -325,11 +316,7 @@ class Walk:
         return named.einsum(named.one_hot(ids, over, table.size(over)), table, [over])
 
     def _top_k(self, at: At, x: Named) -> Named:
-        count = at.sizes[at.options["into"]]
-        found, close = named.chosen(x, at.options["over"], at.options["into"], count)
-        if close:
-            self.largest = inf  # rounding decides what is computed
-        return found
+        return named.chosen(x, at.options["over"], at.options["into"], at.sizes[at.options["into"]])
 
     def _routed_dot(self, at: At, x: Named, w: Named, ids: Named) -> Named:
         return named.routed_dot(x, w, ids, at.options)
@@ -478,8 +465,7 @@ class Walk:
         return evolve(x, axes=tuple(pairs.get(name, name) for name in x.axes))
 
     def _split(self, at: At, x: Named) -> Named:
-        sizes = at.sizes
-        return named.split(x, at.options["axis"], [(name, sizes[name]) for name in at.options["into"]])
+        return named.split(x, at.options["axis"], [(name, at.sizes[name]) for name in at.options["into"]])
 
     def _merge(self, at: At, x: Named) -> Named:
         return named.merge(x, at.options["axes"], at.options["into"])
@@ -488,8 +474,7 @@ class Walk:
         return named.concat(tensors, at.options["axes"], at.options["into"])
 
     def _slice(self, at: At, x: Named) -> Named:
-        sizes = at.sizes
-        return named.cut(x, at.options, sizes[at.options["into"]])
+        return named.cut(x, at.options, at.sizes[at.options["into"]])
 
 
 def _source(data: Tensor) -> Tensor:

@@ -6,16 +6,15 @@ If the two differ, both run again, traced, and the first value that differs is r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
 
-from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Spec
-from partita.dsl.syntax.source import Span
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.tracing.recording import Culprit, Recorder, first_difference, traced
 from partita.runtime.verification.experiment import (
@@ -29,7 +28,7 @@ from partita.runtime.verification.experiment import (
     read_by_updates,
     rounded,
 )
-from partita.runtime.verification.figures import BLUR, LEEWAY, TOLERANCE, TRIALS, Figure, Figures, compare, error_of
+from partita.runtime.verification.figures import TOLERANCE, Figure, Figures, Judged, error_of, judged, place_of
 from partita.runtime.verification.meaning import Meaning, compare_meaning
 
 HELP = "this is a bug in Partita, not in the file: please report it with the file"
@@ -116,8 +115,7 @@ def executed(experiment: Experiment) -> Execution:
     except NotFinite as error:
         raise never_finite(plan.spec) from error
     problems: list[Diagnostic] = []
-    errors: dict[str, float] = {}
-    blurred_: dict[str, float] = {}
+    found = Judged({}, (), {})
     try:
         actual = figures(plan, experiment.rates)
     # The partitioned program is under test: whatever it raises is a finding.
@@ -127,19 +125,14 @@ def executed(experiment: Experiment) -> Execution:
         if plan.training.spread is not None:
             # What is put together from the parts of an axis that all ranks share has a name of its own.
             expected = {what: each for what, each in expected.items() if what in actual or not read_by_updates(what)}
-        errors = compare(actual, expected)
-        wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
-        if wrong:
-            changes = _changes(experiment, expected)
-            wrong = [what for what in wrong if not errors[what] <= LEEWAY * changes[what]]
-            blurred_ = {what: change for what, change in changes.items() if change > BLUR and what not in wrong}
-            lost = [what for what in blurred_ if essential(what)]
-            if wrong:
-                problems.append(_difference(experiment, wrong, errors))
-            elif lost:
-                raise blurred(plan.spec, lost[0], changes[lost[0]])
+        found = judged(actual, expected, partial(_again, experiment))
+        lost = [what for what in found.blurred if essential(what)]
+        if found.wrong:
+            problems.append(_difference(experiment, found))
+        elif lost:
+            raise blurred(plan.spec, lost[0], found.blurred[lost[0]])
     meaning = compare_meaning(experiment.point, HELP)
-    compared = {what: error for what, error in errors.items() if what not in blurred_}
+    compared = found.compared
     worst = max(compared, key=lambda what: compared[what], default=None)
     return Execution(
         {name: axis.size for name, axis in plan.spec.axes.items()},
@@ -147,29 +140,25 @@ def executed(experiment: Experiment) -> Execution:
         plan.ranks,
         len(plan.program.stages),
         plan.program.microbatches,
-        len(expected) - len(blurred_),
+        len(expected) - len(found.blurred),
         compared[worst] if worst else 0.0,
         worst,
         perf_counter() - start,
         meaning,
-        blurred_,
+        found.blurred,
         tuple(problems),
         plan.program.slices,
     )
 
 
-def _changes(experiment: Experiment, expected: Figures) -> dict[str, float]:
-    """By how much of its scale each quantity on a single device changes with last digits, of the parameters and of what
-    functions that jump read.
+def _again(experiment: Experiment, trial: int) -> Figures:
+    """The figures of a single device with other last digits, of the parameters and of what functions that jump read.
+    There are none if a step is not finite.
     """
-    changes = dict.fromkeys(expected, 0.0)
-    for trial in range(1, TRIALS + 1):
-        try:
-            errors = compare(figures(rounded(experiment, trial), experiment.rates, trial=trial), expected)
-        except NotFinite:
-            errors = dict.fromkeys(expected, float("inf"))
-        changes = {what: max(change, errors[what]) for what, change in changes.items()}
-    return changes
+    try:
+        return figures(rounded(experiment, trial), experiment.rates, trial=trial)
+    except NotFinite:
+        return {}
 
 
 def _failure(experiment: Experiment, error: Exception) -> Diagnostic:
@@ -184,22 +173,19 @@ def _failure(experiment: Experiment, error: Exception) -> Diagnostic:
     )
 
 
-def _difference(experiment: Experiment, wrong: list[str], errors: Mapping[str, float]) -> Diagnostic:
+def _difference(experiment: Experiment, found: Judged) -> Diagnostic:
     """Reports what differs, and the first value that does."""
-    notes = [f"{what} differs by {errors[what]:.1e} of its scale" for what in wrong[:3]]
-    if len(wrong) > 3:
-        notes.append(f"and {len(wrong) - 3} more of {len(errors)}")
     culprit = _culprit(experiment)
     if culprit is None:
         # Each value is right, but not what the end of the step makes of them.
-        message = f"{wrong[0]} differs from the single-device program"
-        return Diagnostic("E0702", message, _place(experiment.plan.training, wrong[0]), tuple(notes), HELP)
+        message = f"{found.wrong[0]} differs from the single-device program"
+        return Diagnostic("E0702", message, place_of(experiment.plan.training, found.wrong[0]), found.notes, HELP)
     value = culprit.value
     laid = f"{value.name}: {value.type} on each rank, laid out as {value.layout}"
     if culprit.where:
         laid += f"; wrong at {culprit.where}"
     message = f"`{value.name}` is the first value that differs from the single-device program"
-    return Diagnostic("E0702", message, culprit.node.span, (laid, *notes), HELP)
+    return Diagnostic("E0702", message, culprit.node.span, (laid, *found.notes), HELP)
 
 
 def _culprit(experiment: Experiment) -> Culprit | None:
@@ -213,10 +199,3 @@ def _culprit(experiment: Experiment) -> Culprit | None:
 
     actual, expected = (recorder.made for recorder in recorders)
     return first_difference(experiment.plan.training, actual, experiment.single.training, expected, differs)
-
-
-def _place(state: Compilation, what: str) -> Span | None:
-    """The location of the parameter or the value that a quantity is about."""
-    named = {each.name: each.span for each in state.forward.parameters}
-    named |= {value.name: node.span for node in state.forward.nodes for value in node.outputs}
-    return next((span for name, span in named.items() if f"`{name}`" in what), None)

@@ -10,10 +10,14 @@ arithmetic is rounding noise of the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 
 import torch
 from attrs import frozen
+
+from partita.compiler.state import Compilation
+from partita.dsl.syntax.source import Span
 
 TOLERANCE, MIN_SCALE = 1e-10, 1e-4
 # A change of parameters in their last digits, how often it is tried, and by which factor errors may exceed its effect.
@@ -31,6 +35,48 @@ class Figure:
 
 
 Figures = dict[str, Figure]
+
+
+@frozen
+class Judged:
+    """How expected quantities are met: the `errors` of all, those that are `wrong`, and those that are `blurred`, with
+    how much of their scale rounding changes.
+    """
+
+    errors: Mapping[str, float]
+    wrong: Sequence[str]
+    blurred: Mapping[str, float]
+
+    @property
+    def compared(self) -> dict[str, float]:
+        """The errors of those that are not blurred."""
+        return {what: error for what, error in self.errors.items() if what not in self.blurred}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is wrong, in words."""
+        more = [f"and {len(self.wrong) - 3} more of {len(self.errors)}"] if len(self.wrong) > 3 else []
+        return (*(f"{what} differs by {self.errors[what]:.1e} of its scale" for what in self.wrong[:3]), *more)
+
+
+def judged(actual: Figures, expected: Figures, again: Callable[[int], Figures]) -> Judged:
+    """Compare quantities with what is expected; `again` is that of a trial, with other last digits."""
+    errors = compare(actual, expected)
+    wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
+    changes = dict.fromkeys(expected, 0.0)
+    for trial in range(1, TRIALS + 1) if wrong else ():
+        moved = compare(again(trial), expected)
+        changes = {what: max(change, moved[what]) for what, change in changes.items()}
+    wrong = [what for what in wrong if not errors[what] <= LEEWAY * changes[what]]
+    blurred = {what: change for what, change in changes.items() if change > BLUR and what not in wrong}
+    return Judged(errors, wrong, blurred)
+
+
+def place_of(state: Compilation, what: str) -> Span | None:
+    """The location of the parameter or the value that a quantity is about."""
+    named = {each.name: each.span for each in state.forward.parameters}
+    named |= {value.name: node.span for node in state.forward.nodes for value in node.outputs}
+    return next((span for name, span in named.items() if f"`{name}`" in what), None)
 
 
 def nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ digits of parameters change it. What these change by much is decided by rounding
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,19 +21,9 @@ from torch import Tensor
 
 from partita.compiler.passes.build import adapters_of
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.syntax.source import Span
 from partita.runtime.interpreter.walk import Walk
 from partita.runtime.python_functions import CustomFunction, functions_of
-from partita.runtime.verification.figures import (
-    BLUR,
-    LEEWAY,
-    TOLERANCE,
-    TRIALS,
-    Figure,
-    Figures,
-    compare,
-    nudged,
-)
+from partita.runtime.verification.figures import Figure, Figures, judged, nudged, place_of
 from partita.runtime.verification.point import Point
 
 
@@ -55,24 +46,30 @@ class Meaning:
 
 def compare_meaning(point: Point, help: str) -> Meaning:
     """Compare the first step of one device with what the file means (E0707)."""
-    _, train = point.plan.spec.trained
+    model, train = point.plan.spec.trained
     if train.float8:
         return Meaning(reason="products round to eight bits")
-    expected = _meant(point)
-    errors = compare(_computed(point), expected)
-    wrong = {what: error for what, error in errors.items() if not error <= TOLERANCE}
-    changes = dict.fromkeys(errors, 0.0)
-    for trial in range(1, TRIALS + 1) if wrong else ():
-        moved = compare(_meant(point, trial), expected)
-        changes = {what: max(change, moved[what]) for what, change in changes.items()}
-    wrong = {what: error for what, error in wrong.items() if not error <= LEEWAY * changes[what]}
-    blurred = {what for what, change in changes.items() if not change <= BLUR}
-    compared = {what: error for what, error in errors.items() if what not in blurred}
-    wrong = {what: error for what, error in wrong.items() if what in compared}
+    given = _interpreted(point)
+    found = judged(_computed(point), _meant(point, given), partial(_meant, point, given))
+    compared = found.compared
     if not compared:
         return Meaning(reason="rounding decides all that is computed")
-    diagnostics = (_difference(point, wrong, len(compared), help),) if wrong else ()
-    return Meaning(len(compared), max(compared.values()), diagnostics=diagnostics)
+    if not found.wrong:
+        return Meaning(len(compared), max(compared.values()))
+    first = max(found.wrong, key=lambda what: compared[what])
+    place = place_of(point.plan.training, first) or model.loss_span
+    message = f"{first} on one device is not what the file means"
+    wrong = Diagnostic("E0707", message, place, found.notes, help)
+    return Meaning(len(compared), max(compared.values()), diagnostics=(wrong,))
+
+
+def _interpreted(point: Point) -> Callable[..., Walk]:
+    """The interpreter of a file, of the first batch; given parameters, it begins a walk."""
+    model, train = point.plan.spec.trained
+    inputs = {name: _wide(each) for name, each in point.batch.items()}
+    adapters = adapters_of(model) if model.adapters else {}
+    functions = {name: partial(_Custom.apply, each) for name, each in functions_of(model, allowed=True).items()}
+    return partial(Walk, model, inputs, seed=train.seed, adapters=adapters, functions=functions)
 
 
 def _computed(point: Point) -> Figures:
@@ -84,17 +81,13 @@ def _computed(point: Point) -> Figures:
     return found | {f"`{name}` after the step": Figure(each.double()) for name, each in point.updated.items()}
 
 
-def _meant(point: Point, trial: int = 0) -> Figures:
+def _meant(point: Point, given: Callable[..., Walk], trial: int = 0) -> Figures:
     """What the file means; in a `trial` with other last digits of parameters."""
-    model, train = point.plan.spec.trained
     parameters = {name: _wide(each) for name, each in point.parameters.items()}
     if trial:
         parameters = {name: nudged(each, trial) for name, each in parameters.items()}
     for name in point.losses:
         parameters[name].requires_grad_()
-    inputs = {name: _wide(each) for name, each in point.batch.items()}
-    functions = {name: partial(_Custom.apply, each) for name, each in functions_of(model, allowed=True).items()}
-    given = partial(Walk, model, inputs, seed=train.seed, adapters=adapters_of(model), functions=functions)
     walk = given(parameters)
     loss, metrics = walk.run()
     found = {"the loss": Figure(loss.detach())}
@@ -136,15 +129,3 @@ class _Custom(torch.autograd.Function):
         operands = ctx.saved_tensors
         found = iter(ctx.function.gradients([d for d in ds if d.is_floating_point()], operands))
         return (None, *(next(found) if each.is_floating_point() else None for each in operands))
-
-
-def _difference(point: Point, wrong: dict[str, float], count: int, help: str) -> Diagnostic:
-    """Names what differs most."""
-    first = max(wrong, key=lambda what: wrong[what])
-    model, _ = point.plan.spec.trained
-    declared = {each.name: each.span for each in point.plan.training.forward.parameters}
-    span: Span | None = next((span for name, span in declared.items() if f"`{name}`" in first), model.loss_span)
-    notes = [f"{what} differs by {error:.1e} of its scale" for what, error in list(wrong.items())[:3]]
-    if len(wrong) > 3:
-        notes.append(f"and {len(wrong) - 3} more of {count}")
-    return Diagnostic("E0707", f"{first} on one device is not what the file means", span, tuple(notes), help)

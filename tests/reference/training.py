@@ -15,8 +15,8 @@ from attrs import frozen
 from torch import Tensor
 
 from partita.dsl import spec
-from partita.runtime.interpreter.walk import Walk
 from tests.reference import drawn
+from tests.reference.cautious import Cautious
 from tests.reference.reading import Reader, Reading, forwards, scopes
 from tests.reference.updates import UPDATES, State, rule_of
 
@@ -115,10 +115,10 @@ class Training:
         self.outputs = walk.outputs() if compared else {}
         return self
 
-    def walk(self, batch: Batch, step: int, parameters: Mapping[str, Tensor] | None = None, **options) -> Walk:
+    def walk(self, batch: Batch, step: int, parameters: Mapping[str, Tensor] | None = None, **options) -> Cautious:
         """The model of a batch, with the random numbers of a step."""
         given = self.parameters if parameters is None else parameters
-        return Walk(self.model, batch, given, self.train.seed, step, functions=self.functions, **options)
+        return Cautious(self.model, batch, given, self.train.seed, step, functions=self.functions, **options)
 
     # ------------------------------------------------------------ steps
 

@@ -121,6 +121,12 @@ def test_ids_that_are_out_of_range_in_the_smaller_proxy_are_compared():
     assert (compared(text).reason, compared(text).diagnostics) == (None, ())
 
 
+def test_the_accuracy_of_equal_logits_is_compared():
+    text = MODEL.replace("VALUE", "h + b").replace("mse(y, wanted)", "mse(y, wanted)\n  metric right = RIGHT")
+    found = compared(text.replace("RIGHT", "accuracy(h - h, remainder(ids, 3), over = ffn)"))
+    assert (found.reason, found.diagnostics) == (None, ())
+
+
 def test_a_scan_is_compared_and_products_of_eight_bits_are_not():
     scanned = """axis batch = 4, seq = 3, embed = 6
 model m(x: [batch, seq, embed], wanted: [batch, embed]) {
