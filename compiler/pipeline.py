@@ -560,6 +560,8 @@ def _padded(state: Placed, graph: Graph) -> Graph:
     if not over:
         return graph
     own = {axis.name: axis for value in graph.values for axis in value.type.axes if axis.name in over}
+    stored = (axis for each in graph.parameters if not each.is_state for axis in each.value.type.axes)
+    own |= {axis.name: axis for axis in stored if axis.name in state.parts and axis.name in over}
     sizes = {}
     for name, axis in own.items():
         parts = prod(size for _, size in over[name].mesh_axes)
@@ -568,6 +570,8 @@ def _padded(state: Placed, graph: Graph) -> Graph:
         if axis.size % parts:
             sizes[name] = -(-axis.size // parts) * parts
     _check_padded_updates(state, graph, sizes)
+    if state.parts:
+        return padded(graph, sizes, stored={name: sizes.pop(name) for name in state.parts & sizes.keys()})
     if state.batch not in sizes or state.batches == 1:
         return padded(graph, sizes)
     if state.batches.denominator > 1:

@@ -4,7 +4,8 @@ What stands past the end of such an axis, its *padding*, is zero in inputs, para
 is computed from them. It must not reach what is real, so an operation that reduces over the axis reads zeros there (or
 what else adds nothing to it, `Op.neutral`). Most values need no mask for that, as a product with zeros is zero: of each
 value is known whether its padding is zero, or at least finite. An operation that needs the whole axis gets it without
-its padding, gathered; so does a file's output.
+its padding, gathered; so does a file's output. No layout splits a sequence that goes through in parts
+(`partita.compiler.passes.decode`): of what has its axis, only parameters are stored with padding.
 
 Gradients are zero in the padding of parameters, so that these stay zero, and that norms and states are as without it.
 """
@@ -25,6 +26,7 @@ from partita.compiler.ops.shape import Pad, Slice
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type, integers
 
 INFINITY = float("inf")
+NO_SIZES: Mapping[str, int] = {}
 # Those of a microbatch, in order: what one makes, later ones can read.
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
 
@@ -37,11 +39,17 @@ class Padding(IntEnum):
     ANY = 2
 
 
-def padded(graph: Graph, sizes: Mapping[str, int], batches: tuple[str, int] | None = None) -> Graph:
+def padded(
+    graph: Graph,
+    sizes: Mapping[str, int],
+    batches: tuple[str, int] | None = None,
+    stored: Mapping[str, int] = NO_SIZES,
+) -> Graph:
     """The graph with these sizes of some axes, each at least its own. With `batches`, the axis of rows and their number
-    in one, this axis is of several batches, and each of them is padded.
+    in one, this axis is of several batches, and each of them is padded. Those in `stored` are longer only in parameters
+    that are no states.
     """
-    return _Pass(graph, sizes, batches).run() if sizes else graph
+    return _Pass(graph, sizes, batches, stored).run() if sizes or stored else graph
 
 
 def padded_sizes(graph: Graph) -> dict[str, int]:
@@ -54,10 +62,17 @@ def padded_sizes(graph: Graph) -> dict[str, int]:
 
 
 class _Pass:
-    def __init__(self, graph: Graph, sizes: Mapping[str, int], batches: tuple[str, int] | None) -> None:
+    def __init__(
+        self, graph: Graph, sizes: Mapping[str, int], batches: tuple[str, int] | None, stored: Mapping[str, int]
+    ) -> None:
         self.graph = graph
         self.sizes = sizes
+        self.stored = stored
         self.own = {axis.name: axis.size for value in graph.values for axis in value.type.axes if axis.name in sizes}
+        trained = [each for each in graph.parameters if stored and not each.is_state]
+        self.own |= {axis.name: axis.size for each in trained for axis in each.value.type.axes if axis.name in stored}
+        self.trained = {each.value for each in trained}
+        self.short: dict[tuple[Value, int | None], Value] = {}
         # The rows of each of several batches, and those with padding.
         self.batches: dict[str, tuple[int, int]] = {}
         if batches is not None:
@@ -78,7 +93,8 @@ class _Pass:
             self._node(node)
         graph = self.graph
         parameters = tuple(
-            evolve(each, value=self.made[each.value], master=self._type(each.master)) for each in graph.parameters
+            evolve(each, value=self.made[each.value], master=self._type(each.master, each.value))
+            for each in graph.parameters
         )
         made = graph.producers()
         gradients = [evolve(each, value=self._zeroed(each.value, made, each.stage)) for each in graph.gradients]
@@ -98,9 +114,9 @@ class _Pass:
             own_sizes=self.own,
         )
 
-    def _type(self, type: Type) -> Type:
-        for name in self._axes([type]):
-            type = type.resized(name, self.sizes[name])
+    def _type(self, type: Type, leaf: Value) -> Type:
+        for name, size in (*self.sizes.items(), *(self.stored.items() if leaf in self.trained else ())):
+            type = type.resized(name, size)
         return type
 
     def _axes(self, types: Sequence[Type]) -> list[str]:
@@ -108,7 +124,7 @@ class _Pass:
         return [name for name in self.sizes if any(type.has(name) for type in types)]
 
     def _leaf(self, value: Value) -> None:
-        self.made[value] = evolve(value, type=self._type(value.type))
+        self.made[value] = evolve(value, type=self._type(value.type, value))
         self.state.update(((self.made[value], axis), Padding.ZERO) for axis in self._axes([value.type]))
 
     # ------------------------------------------------------------ one node
@@ -127,7 +143,7 @@ class _Pass:
                 self.made.update((value, self.made[one]) for value, one in zip(node.outputs, results, strict=True))
                 return
         self._at(node)
-        op, inputs = node.op, [self.made[value] for value in node.inputs]
+        op, inputs = node.op, [self._read_here(value) for value in node.inputs]
         states: dict[str, list[Padding]] = {}
         for axis, rule in rules.items():
             if rule is None:
@@ -160,6 +176,16 @@ class _Pass:
                 # What spreads a number over the axis: the gradient of a sum. Zeros here keep all that follow.
                 for axis in states:
                     self.made[value] = self._mask(self.made[value], axis)
+
+    def _read_here(self, value: Value) -> Value:
+        """What an operation reads: of a parameter that is only stored with padding, what is real."""
+        key = value, self.build.stage
+        if value in self.trained and key not in self.short:
+            found = self.made[value]
+            for axis in self.stored:
+                found = self._cut(found, axis)
+            self.short[key] = found
+        return self.short.get(key, self.made[value])
 
     def _at(self, node: Node) -> None:
         self.build.at(node).phase = node.phase
@@ -301,7 +327,7 @@ class _Pass:
         """A value without any padding."""
         if value in made:
             self._at(made[value])
-        found = self.made[value]
+        found = self._read_here(value)
         for axis in self._axes([found.type]):
             found = self._cut(found, axis)
         return found

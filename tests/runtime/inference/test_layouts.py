@@ -108,6 +108,16 @@ def test_a_model_writes_in_its_own_layout() -> None:
         assert not rank.memory.states, "there is no state of an optimizer"
 
 
+def test_what_does_not_divide_writes_in_its_own_layout() -> None:
+    """Of a sequence in parts only the table of places has padding: where it is stored."""
+    uneven = TEXT.replace("BLOCK", "causal").replace("RULES -> tensor", "heads, vocab, seq -> tensor padded")
+    writer = same(checked(uneven.replace("seq = 8", "seq = 9"), "m.par"))
+    assert writer.scoring.anew is None
+    masters = writer.ranks.ranks[0].memory.masters
+    assert masters["m.places"].shape[0] == 5
+    assert masters[f"{STATE}m.layer.0.causal.dot~2"].shape[1] == 9
+
+
 def test_one_rank_chooses_from_whole_sums() -> None:
     """Logits are sums over two ranks, both of which then have them."""
     same(model("causal", "embed"), lengths=(5,))
