@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -43,10 +44,15 @@ def measured(
 
 
 def joined(backend: str = "gloo") -> None:
-    """For a process that is measured: connect it, as the rank that it is, with the others."""
+    """For a process that is measured: connect it, as the rank that it is, with the others, until it ends: threads of
+    Gloo that are left to the interpreter's end may abort it.
+    """
+    import torch.distributed as dist
+
     identity = rank_from_environment()
     assert identity is not None
     connect(identity, backend)
+    atexit.register(dist.destroy_process_group)
 
 
 def report(result: Mapping[str, Any]) -> None:

@@ -274,6 +274,10 @@ class LookUpEntries(Op):
         """Rows read and written, not the whole table."""
         return operands[0].bytes + 2 * results[0].bytes
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The places of entries, and their rows once more."""
+        return PLACES * operands[0].bytes + results[0].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         ids, table = arguments
@@ -311,6 +315,11 @@ class TakeEntries(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
         return 0
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The places of ids, their rows once more, and those of the entries in one piece."""
+        rows, places = operands
+        return PLACES * places.bytes + results[0].bytes + rows.bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""

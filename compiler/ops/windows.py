@@ -224,7 +224,20 @@ class Fold(Sliding):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The sums are made one axis after the other, in the dtype of accumulation; what is spread lies apart."""
-        return (3 if any(each > 1 for each in self.dilation) else 2) * wide_bytes(operands[0])
+        (d,) = operands
+        sizes = {axis.name: axis.size for axis in d.axes}
+        present = most = d.elements
+        for into, size, spread, padded in reversed(
+            [*zip(self.into, self.size, self.dilation, self.padded, strict=True)]
+        ):
+            windows = sizes.pop(size.name)
+            if spread > 1:
+                apart = prod(sizes.values()) * (spread * (windows - 1) + 1)
+                present, most = apart, max(most, present + apart)
+            sizes[into.name] = padded
+            sums = prod(sizes.values())
+            present, most = sums, max(most, present + sums)
+        return most * wide_bytes(d) // d.elements
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The patches."""

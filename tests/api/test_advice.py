@@ -102,6 +102,7 @@ ELSEWHERE = {
     *("runtime/inference/encoding.py", "runtime/checkpoint/importing.py", "runtime/checkpoint/foreign.py"),
     *("runtime/checkpoint/located.py", "compiler/planner/writing.py", "compiler/planner/space.py"),
     *("runtime/data/formats.py", "runtime/checkpoint/proposals.py", "compiler/planner/search.py"),
+    "runtime/checkpoint/adapters.py",
 }
 OPTION = re.compile(r"(?<![-\w])--[a-z]")
 COMMAND = re.compile(r"`(?:\S+=\S+ )?(?:partita|torchrun|python) [^`]*`")
