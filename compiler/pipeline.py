@@ -27,6 +27,7 @@ from partita.compiler.fit.remat import fitted
 from partita.compiler.fit.schedule import scheduled
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import mesh_of
+from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.after import check_after
 from partita.compiler.passes.assign import Blocks, assign, match_storage_dtype
@@ -704,7 +705,11 @@ def room_to_gather(device: Device) -> float:
 
 def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
     """Warnings (W0303) of operations that take more memory than their fused kernels would, one for each place."""
-    places = {(node.span, words): None for node in state.forward.nodes if (words := node.op.unfused)}
+    places = {
+        (node.span, words): None
+        for node in state.forward.nodes
+        if isinstance(node.op, Attention) and (words := node.op.unfused)
+    }
     for span, words in places:
         yield Diagnostic(
             "W0303", f"no fused kernel supports {listed(words)}: the scores of this attention are materialized", span

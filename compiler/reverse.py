@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import Builder, Node, Value
-from partita.compiler.ops.pointwise import added
+from partita.compiler.ops.pointwise import Detach, added
 
 # Of each value the parts of its cotangent, one for each use, with the node that reads it there.
 Parts = dict[Value, list[tuple[Value, Node]]]
@@ -24,7 +24,7 @@ def reverse(
     Raises Refused (E0423) where an operation has no derivative.
     """
     for node in reversed(nodes):
-        if node.op.differentiable and any(value in differentiable for value in node.inputs):
+        if not isinstance(node.op, Detach) and any(value in differentiable for value in node.inputs):
             gradients = derivatives(build, node, [cotangent(value, node) for value in node.outputs])
             for value, gradient in zip(node.inputs, gradients, strict=True):
                 if gradient is not None and value in differentiable:
@@ -54,7 +54,7 @@ def dependent(nodes: Iterable[Node], on: Iterable[Value]) -> set[Value]:
     """The floats among values, and those from which a gradient flows back to them."""
     values = {value for value in on if value.type.is_float}
     for node in nodes:
-        if node.op.differentiable and any(value in values for value in node.inputs):
+        if not isinstance(node.op, Detach) and any(value in values for value in node.inputs):
             values.update(value for value in node.outputs if value.type.is_float)
     return values
 

@@ -10,6 +10,7 @@ from partita.compiler.costs.devices import Device
 from partita.compiler.costs.nodes import seconds as node_seconds
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.ops.pieces import Join, Piece
 from partita.compiler.passes.chunked_collectives import PIECE
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.state import Cut
@@ -100,7 +101,7 @@ def _streamed(device: Device, took: Iterable[tuple[Node, float]]) -> Iterator[tu
     """The times of nodes, if pieces of products run beside one another, on pieces where they lie."""
     filled = evolve(device, products=evolve(device.products, filled=True))
     for node, seconds in took:
-        if node.op.of_pieces:
+        if isinstance(node.op, (Piece, Join)):
             seconds = 0.0
         elif in_pieces(node) and _multiplies(node):
             seconds = node_seconds(node, filled)

@@ -16,6 +16,7 @@ from attrs import define, evolve, field, frozen
 from partita.compiler.analysis.liveness import Runs, device_bytes, roots
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.buffers import Buffers
+from partita.compiler.ops.collective import Collective
 from partita.dsl.types import Axis, Type
 
 
@@ -155,7 +156,7 @@ def communicating(
         function.begun.update(each.flight)
     for node in nodes:
         function.nodes += arriving(flying, node.inputs)
-        if node.op.communicates:
+        if isinstance(node.op, Collective):
             own = posted(node, adds)
             function.nodes.append(own.start)
             fly(node, own)

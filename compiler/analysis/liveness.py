@@ -10,6 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.codegen.sums import accumulated, targets
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.host import HostCopy
+from partita.compiler.ops.shape import Expand
+from partita.compiler.ops.slices import OfSlices
+from partita.compiler.ops.traits import Adding, DenseOperands
 from partita.dsl.types import Type
 
 # A function's nodes in order: runs, each a call or inline statements, of units, each a statement or a compiled region.
@@ -51,7 +55,7 @@ def repeated(nodes: Iterable[Node]) -> set[Value]:
     """The views of which several elements are one in memory, so that some of their axes cannot be viewed as one."""
     views: set[Value] = set()
     for node in nodes:
-        if node.op.is_view and (node.op.repeats or node.inputs[0] in views):
+        if node.op.is_view and (isinstance(node.op, Expand) or node.inputs[0] in views):
             views.update(node.outputs)
     return views
 
@@ -62,19 +66,21 @@ def live_bytes(values: Iterable[Value], nodes: Iterable[Node], alias_root: Mappi
     """
     nodes = tuple(nodes)
     alias_root = roots(nodes) if alias_root is None else alias_root
-    constants = {v for node in nodes if node.op.literal is not None or node.op.of_slices for v in node.outputs}
+    constants = {
+        v for node in nodes if node.op.literal is not None or isinstance(node.op, OfSlices) for v in node.outputs
+    }
     return sum(device_bytes(value) for value in {alias_root.get(v, v) for v in values} - constants)
 
 
 def unread_results(nodes: Sequence[Node]) -> list[Value]:
     """Results that no other of the nodes reads, except to copy them to the host."""
-    read: set[Value] = {value for node in nodes if not node.op.is_host_transfer for value in node.inputs}
+    read: set[Value] = {value for node in nodes if not isinstance(node.op, HostCopy) for value in node.inputs}
     return [value for node in nodes for value in node.outputs if value not in read]
 
 
 def shared(nodes: Iterable[Node]) -> int:
     """Bytes of the tensors that the slices of a microbatch share."""
-    return sum(value.type.bytes for node in nodes if node.op.of_slices for value in node.outputs)
+    return sum(value.type.bytes for node in nodes if isinstance(node.op, OfSlices) for value in node.outputs)
 
 
 def tables(nodes: Iterable[Node]) -> int:
@@ -143,7 +149,7 @@ def working_set(
     alive = {tensor: size(tensor) for tensor in {alias_root.get(value, value) for value in before}}
     now = peak = sum(alive.values())
     for i, node in enumerate(nodes):
-        if node.op.allocates and not node.op.of_slices:
+        if node.op.allocates and not isinstance(node.op, OfSlices):
             for value in node.outputs:
                 alive[value] = size(value)
                 now += size(value)
@@ -157,8 +163,8 @@ def working_set(
 def _workspace(node: Node, target: Type | None, apart: Collection[Value]) -> int:
     """Bytes of temporary tensors while a node runs, which may add its result to a `target` itself."""
     operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
-    if target is not None:
+    if target is not None and isinstance(node.op, Adding):
         return node.op.workspace_to_add(target, operands, results[0])
-    if any(value in apart for value in node.inputs):
+    if isinstance(node.op, DenseOperands) and any(value in apart for value in node.inputs):
         return node.op.workspace_strided(operands, results)
     return node.op.workspace(operands, results)

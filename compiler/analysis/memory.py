@@ -73,6 +73,8 @@ from partita.compiler.analysis.traffic import outer_nodes, update_nodes
 from partita.compiler.graph import Node, Parameter, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostCopy, PostReceive, WaitCopy, WaitSend
 from partita.compiler.layout import local_type
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Send
 from partita.compiler.passes.cut import StageGraph, message_of
 from partita.compiler.passes.decode import STATE as KEPT
 from partita.compiler.passes.early_collectives import split_early_collectives
@@ -522,7 +524,7 @@ def _messages(state: Scheduled, rank: RankPlan) -> dict[Message, int]:
     for stage in (state.partitioned.stages[index] for index in sorted(sources)):
         behind = roots(stage.nodes)
         for node in stage.nodes:
-            if node.op.sends:
+            if isinstance(node.op, Send):
                 (value,) = node.inputs
                 sizes[message_of(node)] = max(value.type.bytes, behind.get(value, value).type.bytes)
     return sizes
@@ -537,7 +539,9 @@ def _gathering(state: Scheduled, rank: RankPlan) -> int:
         prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
         read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
         masters = {parameter.value for parameter in stage.parameters}
-        waited = [node for node in split_early_collectives(prologue, masters, read).others if node.op.communicates]
+        waited = [
+            node for node in split_early_collectives(prologue, masters, read).others if isinstance(node.op, Collective)
+        ]
         sizes = [collective_extra_bytes(node, adds) for node in waited]
         total += sum(in_flight for in_flight, _ in sizes) + max((more for _, more in sizes), default=0)
         total += sum(device_bytes(value) for node in waited for value in lent(node, adds) if value not in masters)

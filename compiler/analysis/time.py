@@ -26,10 +26,15 @@ from partita.compiler.analysis.traffic import launch_seconds, outer_nodes, updat
 from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import Link, link_of
+from partita.compiler.costs.nodes import launches
 from partita.compiler.costs.nodes import seconds as node_seconds
 from partita.compiler.graph import Graph, Node, Phase, Value
 from partita.compiler.instructions import Instruction
+from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Receive, Send, Transfer
+from partita.compiler.ops.host import ASYNC_COPIES, ToDevice, ToHost
+from partita.compiler.ops.optimizer import target_of
 from partita.compiler.passes.cut import StageGraph
 from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.place import iteration_of
@@ -291,8 +296,9 @@ def unsplit_seconds(graph: Graph, spec: language.Spec, device: Device) -> dict[i
     times: dict[int, float] = {}
     for node in graph.nodes:
         of_all = any(value.type.has(axis) for value in (*node.inputs, *node.outputs) for axis in shared)
-        if node.op.inference_form is not None and not of_all:
-            own = node_seconds(node.changed(op=node.op.inference_form), device)
+        op = node.op.without_dropout() if isinstance(node.op, Attention) else node.op
+        if not op.random and not of_all:
+            own = node_seconds(node.changed(op=op), device)
             times[node.placed_on] = times.get(node.placed_on, 0.0) + own
     return times
 
@@ -301,7 +307,7 @@ def partial_remat_products(state: Cut, stage: StageGraph) -> list[Node]:
     """Products and sums of a stage that are not recomputed, in iterations of which other nodes are."""
     repeats = state.partitioned.graph.repeats
     names = {value.name for node in stage.nodes for value in node.outputs}
-    forward = [node for node in stage.nodes if node.phase is Phase.FORWARD and not (node.op.sends or node.op.receives)]
+    forward = [node for node in stage.nodes if node.phase is Phase.FORWARD and not isinstance(node.op, Transfer)]
     again = {node for node in forward if any(f"{value.name}.again" in names for value in node.outputs)}
     iterations = {iteration_of(node.scope, repeats) for node in again} - {None}
     return [
@@ -309,7 +315,7 @@ def partial_remat_products(state: Cut, stage: StageGraph) -> list[Node]:
         for node in forward
         if node not in again
         and iteration_of(node.scope, repeats) in iterations
-        and (is_product(node) or node.op.combines)
+        and (is_product(node) or (isinstance(node.op, Collective) and node.op.combines))
     ]
 
 
@@ -478,31 +484,36 @@ class StreamSimulation:
                     self.links[link.name] = link
                 self.arrival.update(dict.fromkeys(node.outputs, end))
                 self.now = end if node.phase in self.execution.waits else self.now
-            elif node.op.async_start:
-                way = OUT if node.op.host else IN
+            elif isinstance(node.op, ASYNC_COPIES):
+                way = OUT if isinstance(node.op, ToHost) else IN
                 end = max(self.now, self.free.get(way, -inf)) + own
                 self.free[way] = end
                 self.arrival.update(dict.fromkeys(node.outputs, end))
-            elif node.op.sends or node.op.receives:
-                if self.execution.exchanges > node.op.receives:
-                    message = node.inputs if node.op.sends else node.outputs
+            elif isinstance(node.op, Transfer):
+                if self.execution.exchanges > isinstance(node.op, Receive):
+                    message = node.inputs if isinstance(node.op, Send) else node.outputs
                     self.now += wire.latency + sum(value.type.bytes for value in message) / wire.bandwidth
             else:
-                self.launches += node.op.launches() if own else 0
+                self.launches += launches(node.op) if own else 0
                 self.now = self.after(self._summing(node, own))
-                if node.op.host:  # the host waits for what it reads
+                if isinstance(node.op, ToHost):  # the host waits for what it reads
                     self.there = self.now
 
     def _on_host(self, node: Node) -> bool:
         """Whether the host computes a node, or waits for it, and not the device."""
         values = node.outputs or node.inputs
-        return self.state.device.gpu and node.op.host is None and bool(values) and all(value.host for value in values)
+        return (
+            self.state.device.gpu
+            and not isinstance(node.op, (ToHost, ToDevice))
+            and bool(values)
+            and all(value.host for value in values)
+        )
 
     def _summing(self, node: Node, seconds: float) -> float:
         """The seconds of a node, or if it adds to a sum, of adding as the execution says: also where it takes no time
         in our program, since the product that makes the gradient adds it.
         """
-        if node.op.accumulator is None or self.execution.sum_bytes is None:
+        if target_of(node.op) is None or self.execution.sum_bytes is None:
             return seconds
         device, moved = self.state.device, self.execution.sum_bytes * node.inputs[-1].type.elements
         return device.launch * bool(moved) + moved / (device.bandwidth * device.streaming)
@@ -523,7 +534,7 @@ class StreamSimulation:
 
 def sums_gradients(node: Node) -> bool:
     """Whether a collective reduces gradients of parameters."""
-    return node.phase in (Phase.WEIGHT, Phase.REDUCE) and node.op.combines
+    return node.phase in (Phase.WEIGHT, Phase.REDUCE) and isinstance(node.op, Collective) and node.op.combines
 
 
 def costs_of(state: Cut, execution: Execution = OURS) -> Costs:

@@ -22,6 +22,7 @@ from attrs import define, field, frozen
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
 from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.optimizer import target_of
 from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
@@ -217,9 +218,9 @@ class _TrafficCollector:
         if root in self.parameters:
             return self.parameters[root]
         reader = self.readers.get(after)
-        target = reader.op.accumulator if reader is not None else None
+        target = target_of(reader.op) if reader is not None else None
         return target if target in self.spans else None
 
     def _cause(self, node: Node, op: Collective, root: Value, after: Value) -> Span | None:
-        cause = self.makers.get(root) if op.combines else self.readers.get(after)
+        cause = self.makers.get(root) if isinstance(op, Collective) and op.combines else self.readers.get(after)
         return cause.span if cause is not None and cause.span is not None else node.span

@@ -27,6 +27,7 @@ from partita.compiler.codegen.statements import (
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
 from partita.compiler.graph import Node, Phase, Value, within, without_iterations
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.op import Argument
 from partita.compiler.passes.early_collectives import EarlyCollectives
 
@@ -224,7 +225,9 @@ class StageEmitter:
             if writer.names.lend is not None:
                 writer.names.lent |= late
             writer.begun(opening.collectives, "h", opening.follow, self.of.read)
-            writer.compute(value for node in opening.follow if node.op.communicates for value in node.outputs)
+            writer.compute(
+                value for node in opening.follow if isinstance(node.op, Collective) for value in node.outputs
+            )
             # What only these gather from has been read.
             lasting = late | self.of.read
             deferred = uses_in(writer.late()) - lasting

@@ -9,7 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partita.compiler.codegen.segments import compiled_units
 from partita.compiler.graph import Input, Node, Phase, Value
-from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Receive, Send, Transfer
+from partita.compiler.ops.host import ASYNC_COPIES
+from partita.compiler.ops.optimizer import target_of
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.early_collectives import EarlyCollectives, split_early_collectives
 from partita.compiler.passes.place import iteration_of
@@ -81,7 +84,7 @@ class StageFunctions:
                     stand(makers[value])
             ordered[node] = None
 
-        for node in (*(node for node in self.gathered.follow if node.op.communicates), *self.groups["F"]):
+        for node in (*(node for node in self.gathered.follow if isinstance(node.op, Collective)), *self.groups["F"]):
             if node not in ordered:
                 stand(node)
         for node in self.gathered.follow:
@@ -114,13 +117,13 @@ class StageFunctions:
         end = len(nodes)
         following: str | None = None
         for i in reversed(range(len(nodes))):
-            if nodes[i].op.sends or nodes[i].op.receives:
+            if isinstance(nodes[i].op, Transfer):
                 continue
             iteration = iteration_of(nodes[i].scope, self.repeats)
             if iteration is None or iteration != following:
                 end = i
             following = iteration
-            target = nodes[i].op.accumulator
+            target = target_of(nodes[i].op)
             if target is not None:
                 places.setdefault(sums[target], end)
         positions: dict[Node, int] = {}
@@ -128,9 +131,9 @@ class StageFunctions:
         last = -1
         for node in start:
             place = max((places.get(value, -1) for value in node.inputs), default=-1)
-            if node.op.async_start and node.inputs[0] in begun:
+            if isinstance(node.op, ASYNC_COPIES) and node.inputs[0] in begun:
                 place = max(place, last)
-            if node.op.communicates:
+            if isinstance(node.op, Collective):
                 begun.update(node.outputs)
                 last = place
             places.update(dict.fromkeys(node.outputs, place))
@@ -141,7 +144,7 @@ class StageFunctions:
         """Runs of nodes of one iteration of a repeat, or of none, with the live-out values of each."""
         runs: list[tuple[str | None, list[Node]]] = []
         for node in nodes:
-            if node.op.sends or node.op.receives:
+            if isinstance(node.op, Transfer):
                 continue
             iteration = iteration_of(node.scope, self.repeats)
             if runs and runs[-1][0] == iteration:

@@ -15,6 +15,8 @@ from attrs import evolve, frozen
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.codegen.sums import read_once
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import Update, updated_in_place
 from partita.compiler.ops.pointwise import Cast, Pointwise
 
 MULTIPLY = Pointwise("multiply")
@@ -45,11 +47,16 @@ class _Found:
     clipping: tuple[Node, ...] = ()
 
 
+def _joins(op: Op) -> bool:
+    """Whether one call makes any number of updates that are equal but for their tensors."""
+    return isinstance(op, Update) and op.multi_tensor
+
+
 def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node], Mapping[Node, ForeachGroup]]:
     """The nodes in an order in which updates that are one call are adjacent, without what clips their gradients; and
     these, by the first of them.
     """
-    if not any(node.op.multi_tensor for node in nodes):  # of most functions
+    if not any(_joins(node.op) for node in nodes):  # of most functions
         return list(nodes), {}
     producers = {value: node for node in nodes for value in node.outputs}
     once = read_once(nodes, keep)
@@ -81,11 +88,11 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
         return _Found(node, evolve(node, inputs=(parameter, product.inputs[0], *states)), factor, clipping)
 
     for node in nodes:
-        own = found(node) if node.op.multi_tensor else None
+        own = found(node) if _joins(node.op) else None
         if node.op.is_view and all(map(given, node.inputs)):
             views[node] = None
         elif own is not None:
-            written = {behind.get(value, value) for value in node.op.in_place(node.inputs)}
+            written = {behind.get(value, value) for value in updated_in_place(node)}
             if read.isdisjoint(written):
                 key = (node.op, node.inputs[0].type.dtype, node.inputs[0].host, own.factor)
                 groups.setdefault(key, []).append(own)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Argument, as_tensor
 from partita.dsl.syntax.source import Span
 
@@ -67,7 +68,7 @@ class Names:
 
     def taken(self, node: Node) -> tuple[View | None, ...]:
         """The view that a node takes of each operand, None for one taken directly; empty if it takes no views."""
-        suffixes = node.op.views([value.type for value in node.inputs])
+        suffixes = node.op.views([value.type for value in node.inputs]) if isinstance(node.op, Dot) else ()
         views = tuple(
             View(value, how) if how and not self.texts[value].literal else None
             for value, how in zip(node.inputs, suffixes, strict=bool(suffixes))

@@ -30,6 +30,7 @@ from partita.compiler.graph import Graph, Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, stored_form, tensor_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph, forms, message_of
@@ -231,7 +232,9 @@ def _needs(
     forward, backward = functions.groups["F"], functions.groups["B"]
     saved, kept = functions.saved, functions.kept
     around = {"F": (set(), saved), "B": (saved, kept), "W": (kept, set()), "BW": (saved, set())}
-    flights = {node: posted(node, adds) for node in (*forward, *functions.groups["BW"]) if node.op.communicates}
+    flights = {
+        node: posted(node, adds) for node in (*forward, *functions.groups["BW"]) if isinstance(node.op, Collective)
+    }
     behind = memory_behind(stage.nodes, flights)
     peaks = {}
     gathering = opening = in_flight = reducing = reduced = 0
@@ -307,7 +310,7 @@ def _waiting(
     What is made from these holds them until it is made.
     """
     follow = functions.gathered.follow
-    gathers = [*functions.gathered.collectives, *(node for node in follow if node.op.communicates)]
+    gathers = [*functions.gathered.collectives, *(node for node in follow if isinstance(node.op, Collective))]
     makers = {value: node for node in (*gathers, *follow) for value in node.outputs}
     sizes = {node: collective_extra_bytes(node, adds) for node in gathers}
     masters = {each.value for each in functions.stage.parameters if each.value.type.dtype == each.master.dtype}
@@ -333,7 +336,7 @@ def _waiting(
                     yield evolve(node, op=gathers[0].op, inputs=tuple(copied), outputs=())
 
     # Further collectives start at once, with what they gather.
-    runs = [[[wait] for node in follow if node.op.communicates for wait in waits(node.inputs)]]
+    runs = [[[wait] for node in follow if isinstance(node.op, Collective) for wait in waits(node.inputs)]]
     for run in units:
         runs += [[[wait] for unit in run for node in unit for wait in waits(node.inputs)], run]
     runs.append([[wait] for node in (*gathers, *follow) for wait in waits(node.outputs)])

@@ -14,8 +14,11 @@ from attrs import frozen
 
 from partita.compiler.codegen.sums import accumulated, collective, targets, uses_of
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.loss import NegativeLogLikelihood, NegativeLogLikelihoodGradient
 from partita.compiler.ops.op import Argument
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.optimizer import Accumulate, target_of
+from partita.compiler.ops.shape import Expand
 
 # Fewer operations are not worth the call of a compiled function, unless one makes several passes over its operands.
 SHORTEST = 4
@@ -37,7 +40,7 @@ def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[V
     """
     literal = set(known)
     for node in nodes:
-        repeats = node.op.repeats and node.inputs[0] in literal and node.output not in keep
+        repeats = isinstance(node.op, Expand) and node.inputs[0] in literal and node.output not in keep
         if repeats or node.op.literal is not None:
             literal.add(node.output)
     return literal
@@ -60,8 +63,12 @@ def compiled_units(nodes: Sequence[Node], keep: Collection[Value], known: Collec
     return units
 
 
+# Unless torch.compile generates their kernel, several go through their operands on a GPU.
+MULTI_KERNEL = (NegativeLogLikelihood, NegativeLogLikelihoodGradient)
+
+
 def _worth(run: Sequence[Node]) -> bool:
-    return len(run) >= SHORTEST or any(node.op.multi_kernel for node in run)
+    return len(run) >= SHORTEST or any(isinstance(node.op, MULTI_KERNEL) for node in run)
 
 
 def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:
@@ -94,16 +101,14 @@ def _runs(
 
     def waits(node: Node) -> bool:
         """Whether an accumulation must not run yet: what it adds is under way, or others to its target come first."""
-        return not under_way.isdisjoint(node.inputs) or any(
-            each.op.accumulator == node.op.accumulator for each in later
-        )
+        return not under_way.isdisjoint(node.inputs) or any(target_of(each.op) == target_of(node.op) for each in later)
 
     for node in nodes:
-        if node.op.sends or node.op.receives:
+        if isinstance(node.op, Transfer):
             continue
         if node.outputs and node.outputs[0] in literal:
             yield False, [node]
-        elif node in apart or (node.op.accumulator and waits(node)):
+        elif node in apart or (target_of(node.op) and waits(node)):
             later.append(node)
         else:
             pure = _pure(node, literal)

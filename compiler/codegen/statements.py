@@ -12,7 +12,8 @@ from partita.compiler.codegen.names import Names, View, place
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.op import Argument
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.optimizer import Accumulate, Update
+from partita.compiler.ops.traits import Adding, Summing
 
 
 class Statement:
@@ -70,13 +71,13 @@ class Compute(Operation):
         """`h = torch.mm(x, w)  # gpt.par:31`."""
         op, arguments = self.node.op, names.arguments(self.node, self.taken)
         types = [value.type for value in self.node.outputs]
-        if self.plus is None:
+        if self.plus is None or not isinstance(op, Summing):
             text = op.emit(arguments, types)
         else:
             other = names.texts[self.plus]
             into = op.emit_into(other, arguments, types) if self.ends else None
             text = into or op.emit_sum(other, arguments, types)
-        if op.condition:
+        if isinstance(op, Update) and op.condition:
             kept = ", ".join(names.texts[value].text for value in op.in_place(self.node.inputs))
             text = f"{text} if {op.condition} else {f'({kept})' if len(types) > 1 else kept}"
         return f"{names.bound(self.results)}{text}{place(self.node.span)}"
@@ -97,6 +98,7 @@ class Each(Statement):
         """`kernels.adamw_of_each([m[0], m[1]], [t[1], t[0]], …)`."""
         updates, factor = self.call.updates, self.call.factor
         first = updates[0].op
+        assert isinstance(first, Update), first
         text = first.emit_each(
             [names.arguments(node) for node in updates], None if factor is None else names.texts[factor]
         )
@@ -114,7 +116,7 @@ class Add(Operation):
         """`a[0].addmm_(x, d)  # gpt.par:31`."""
         op, arguments = self.node.op, names.arguments(self.node, self.taken)
         target = Argument(names.text(self.target), self.accumulation.type)
-        if op is self.accumulation:
+        if not isinstance(op, Adding):
             text = self.accumulation.statement(target.text, arguments[0])
         else:
             text = op.emit_added(target, arguments, self.node.output.type)

@@ -9,6 +9,7 @@ from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.traits import Adding, Summing
 
 ADD = Pointwise("add")
 
@@ -33,7 +34,9 @@ def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, No
             producer = once.get(value)
             if producer is None or len(producer.outputs) != 1:
                 continue
-            if producer.op.adds_to(op.type, [each.type for each in producer.inputs], value.type):
+            if isinstance(producer.op, Adding) and producer.op.adds_to(
+                op.type, [each.type for each in producer.inputs], value.type
+            ):
                 fused[producer] = node
     return fused
 
@@ -53,7 +56,7 @@ def summed(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[V
         if first in places and collective(places[first][1]) is not None:
             continue  # it may still be in flight
         at, producer = places[last]
-        if last is producer.outputs[0] and producer not in fused and producer.op.sums:
+        if last is producer.outputs[0] and producer not in fused and isinstance(producer.op, Summing):
             fused[producer] = node
             places[node.output] = (at, producer)
     return fused

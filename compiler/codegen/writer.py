@@ -27,7 +27,10 @@ from partita.compiler.codegen.statements import (
 from partita.compiler.codegen.sums import accumulated, collective, summed, targets
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.op import Argument
+from partita.compiler.ops.optimizer import updated_in_place
+from partita.compiler.ops.shape import Expand
 
 HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
 
@@ -273,12 +276,12 @@ class Writer:
                 end((*reads[i], *unit.outputs), i)
                 return
             node, op = unit, unit.op
-            if op.sends or op.receives:
+            if isinstance(op, Transfer):
                 return
             if op.literal is not None:
                 self.literal(node)
                 return
-            if op.repeats and node.output in literal:
+            if isinstance(op, Expand) and node.output in literal:
                 texts[node.output] = evolve(texts[node.inputs[0]], type=node.output.type)
                 return
             local.update(value for read in reads[i] for value in self._arrived(read))
@@ -347,7 +350,7 @@ class Writer:
         self.add(Each(call))
         results: list[tuple[Value, Value]] = []
         for node in call.updates:
-            results += zip(node.outputs, node.op.in_place(node.inputs), strict=True)
+            results += zip(node.outputs, updated_in_place(node), strict=True)
         for result, operand in results:
             self.names.texts[result] = evolve(self.names.texts[operand], type=result.type)
         return results

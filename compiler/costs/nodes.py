@@ -14,23 +14,36 @@ from partita.compiler.analysis.liveness import roots
 from partita.compiler.codegen.sums import accumulated
 from partita.compiler.costs.devices import Device
 from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.ops.attention import Attention
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.float8 import Float8Dot
+from partita.compiler.ops.host import ASYNC_COPIES
 from partita.compiler.ops.op import Kernel, Op
+from partita.compiler.ops.scan import Scan
+from partita.compiler.ops.slices import OfSlices
+from partita.compiler.ops.traits import Adding
 
 FLOATS = ("f32", "bf16", "f64")
 # Times of so many different operations are remembered of a device: those of any one program, and of a search.
 KNOWN = 50_000
 
 
+def launches(op: Op) -> int:
+    """How many kernels it runs, one after the other."""
+    return op.launches() if isinstance(op, Scan) else 1
+
+
 def takes_no_time(op: Op) -> bool:
     """Whether an operation runs no kernel. Sends, receives and collectives take time on a link."""
-    return op.is_view or op.literal is not None or op.sends or op.receives or op.of_slices
+    return op.is_view or op.literal is not None or isinstance(op, (Transfer, OfSlices))
 
 
 def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
     """The kernel of a node, as a device's timings name it, and its dtype; None if it takes no time. `added`: it adds
     its result into an accumulator.
     """
-    if takes_no_time(node.op) or node.op.communicates:
+    if takes_no_time(node.op) or isinstance(node.op, Collective):
         return None
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
@@ -64,7 +77,7 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         return device.launch + node.inputs[-1].type.bytes / device.host_link if device.gpu else 0.0
     if device.gpu and True in host_flags:
         moved = node.op.accessed([value.type for value in node.inputs], [value.type for value in node.outputs])
-        return device.launch * node.op.launches() + moved / device.host_bandwidth
+        return device.launch * launches(node.op) + moved / device.host_bandwidth
     known = kernel_of(node, added)
     if known is None:
         return 0.0
@@ -74,7 +87,7 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         return measured
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
-    if node.op.fp8 and "f8" in device.flops:
+    if isinstance(node.op, Float8Dot) and "f8" in device.flops:
         device = device.narrowed()
     flops = device.flops[dtype]
     matrices = node.op.matrices(operands, results)
@@ -82,11 +95,11 @@ def _seconds(node: Node, device: Device, added: bool) -> float:
         flops = device.vector or flops
     elif matrices:
         flops *= device.products.efficiency(*matrices)
-    elif keys := node.op.seen_keys(operands):
-        flops *= device.attention.efficiency(*keys)
+    elif isinstance(node.op, Attention):
+        flops *= device.attention.efficiency(*node.op.seen_keys(operands))
     computing, bandwidth = node.op.flops(operands, results) / flops, device.bandwidth * device.streaming
-    took = device.launch * node.op.launches() + max(computing, node.op.accessed(operands, results) / bandwidth)
-    moved = node.op.moved_to_add(results) if added and device.gpu else 0
+    took = device.launch * launches(node.op) + max(computing, node.op.accessed(operands, results) / bandwidth)
+    moved = node.op.moved_to_add(results) if added and device.gpu and isinstance(node.op, Adding) else 0
     return took + (device.launch + moved / bandwidth if moved else 0.0)
 
 
@@ -109,7 +122,7 @@ def timed(
     added = set(adding.values())
     kernels = _kernels(nodes, device, keep) if compiled else {}
     for node in nodes:
-        if node in added or node.op.communicates:
+        if node in added or isinstance(node.op, Collective):
             yield node, 0.0
         else:
             yield node, kernels[node] if node in kernels else seconds(node, device, node in adding)
@@ -132,9 +145,9 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
             run.clear()
 
     for node in nodes:
-        if node.op.communicates:
+        if isinstance(node.op, Collective):
             sent.update(node.outputs)
-        if takes_no_time(node.op) or node.op.async_start:
+        if takes_no_time(node.op) or isinstance(node.op, ASYNC_COPIES):
             continue
         if not node.op.fusible or any(value.host for value in (*node.inputs, *node.outputs)):
             end()

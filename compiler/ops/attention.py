@@ -69,20 +69,14 @@ class Attention(Positioned):
         """Whether it drops weights."""
         return bool(self.dropout)
 
-    @property
-    def draws(self) -> bool:
-        """Whether it drops weights."""
-        return self.random
-
     def vmapped(self, axis: Axis) -> Op | None:
         """With random numbers of its own at each position."""
         if not self.dropout:
             return self
         return evolve(self, numbered=((axis.name, axis.size), *self.numbered))
 
-    @property
-    def inference_form(self) -> Op | None:
-        """The same without dropout."""
+    def without_dropout(self) -> Op:
+        """What an evaluation has in its place."""
         return evolve(self, dropout=0.0, key="", numbered=())
 
     @property
@@ -108,7 +102,9 @@ class Attention(Positioned):
 
     @property
     def unfused(self) -> tuple[str, ...]:
-        """A soft cap and dropout; a mask and a bias are matrices themselves."""
+        """Its options that no fused kernel has, so that it materializes what that would not: a soft cap and dropout. (A
+        mask and a bias are matrices themselves.)
+        """
         options = {"softcap": self.softcap is not None, "dropout": self.random}
         return tuple(name for name, present in options.items() if present)
 
@@ -117,7 +113,9 @@ class Attention(Positioned):
         return ()
 
     def seen_keys(self, operands: Sequence[Type]) -> tuple[int, int]:
-        """All keys, or those of the window; of queries and values the larger."""
+        """The keys that each query goes through, all or those of the window; and the size of heads, of queries or of
+        values, whichever is larger.
+        """
         q, k, v = operands[:3]
         length = k.axis(self.over).size
         size = max(q.axis(self.along).size, v.axis(self.wide).size)
@@ -136,7 +134,9 @@ class Attention(Positioned):
         return bool(self.dropout) or super().reads_context
 
     def is_causal(self, axis: str) -> bool:
-        """Whether queries look back only."""
+        """Whether, split along an axis, queries depend on keys and values only at positions up to theirs; and of the
+        gradient, whether the terms of their cotangents are zero after there.
+        """
         return self.causal and axis == self.over
 
     def check(self, q: Type, *others: Type) -> None:
@@ -150,13 +150,10 @@ class Attention(Positioned):
 
     # ------------------------------------------------------------ axes
 
-    @property
-    def context_parallel_axis(self) -> str:
-        """`over`, along which queries read the keys and values of all positions."""
-        return self.over
-
     def exchange(self, rule: ShardingRule) -> str | None:
-        """By the state of the queries."""
+        """The way in which queries read the keys and values of all positions by a sharding rule
+        (`partita.dsl.check.layouts`): by the state of the queries.
+        """
         state = rule.operands[0]
         return None if not is_split(state) else GATHER if state == self.over else HEADS
 

@@ -90,7 +90,7 @@ class Body(Shortened):
     def widened(self) -> Body:
         """The body in the dtype of accumulation."""
         inputs = tuple(type.with_dtype(accumulation(type.dtype)) for type in self.inputs)
-        steps = tuple(evolve(step, op=step.op.widened()) for step in self.steps)
+        steps = tuple(evolve(step, op=widened(step.op)) for step in self.steps)
         return evolve(self, inputs=inputs, steps=steps)
 
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Body:
@@ -151,3 +151,15 @@ def body_of(nodes: Sequence[Node], inputs: Sequence[Value], results: Sequence[Va
         for value in node.outputs:
             numbers[value] = len(numbers)
     return Body(tuple(value.type for value in inputs), tuple(steps), tuple(numbers[value] for value in results))
+
+
+def widened(op: Op) -> Op:
+    """The same operation in the dtype of accumulation."""
+    changes: dict[str, object] = {}
+    for each in attributes(type(op)):
+        value = getattr(op, each.name)
+        if isinstance(value, Body):
+            changes[each.name] = value.widened()
+        elif each.name == "dtype" and isinstance(value, str) and accumulation(value) != value:
+            changes[each.name] = accumulation(value)
+    return evolve(op, **changes) if changes else op  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from partita.compiler.layout import MAX, SUM, State, is_split
 from partita.compiler.ops.buffers import Buffers, by_dtype, packed
-from partita.compiler.ops.op import Argument, Op, Piecewise, ShardingRule, op, permuted
+from partita.compiler.ops.op import Argument, Op, ShardingRule, op, permuted
 from partita.dsl.types import BYTES, Axis, Type
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ class Collective(Reshard):
     `moved` is what each rank sends, in bytes, with ring algorithms (Thakur, Rabenseifner and Gropp 2005).
     """
 
-    communicates = True
     fusible = False
 
     @property
@@ -101,7 +100,7 @@ class Collective(Reshard):
         return self.over, kind_of(before), kind_of(after)
 
     @property
-    def combines(self) -> bool:  # type: ignore[override]
+    def combines(self) -> bool:
         """Whether it reduces partial sums or maxima."""
         return any(before in (SUM, MAX) for before, _ in self.ends)
 
@@ -154,11 +153,6 @@ class AllGather(Collective):
         """From sharded to replicated."""
         return tuple((axis, None) for axis in self.axes)
 
-    @property
-    def piecewise(self) -> Piecewise | None:
-        """If it has one tensor."""
-        return self if self.count == 1 else None
-
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is `parts` times as long."""
         pairs = zip(types, self.axes, strict=True)
@@ -202,11 +196,6 @@ class ReduceScatter(Collective):
     def ends(self) -> StatePairs:
         """From partial sum to sharded."""
         return tuple((SUM, axis) for axis in self.axes)
-
-    @property
-    def piecewise(self) -> Piecewise | None:
-        """If it has one tensor."""
-        return self if self.count == 1 else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is divided by `parts`."""
@@ -258,11 +247,6 @@ class AllReduce(Collective):
     def ends(self) -> StatePairs:
         """From partial sum or maximum to replicated."""
         return ((MAX if self.maximum else SUM, None),) * self.tensors
-
-    @property
-    def piecewise(self) -> Piecewise | None:
-        """If it has one tensor."""
-        return self if self.count == 1 else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The operands' types."""
@@ -504,3 +488,7 @@ def transition(over: str, parts: int, before: State, after: State) -> Reshard | 
     """The operation from one state to another along a mesh axis; None if no single one does it."""
     operation = TRANSITIONS.get((kind_of(before), kind_of(after)))
     return None if operation is None or before == after else operation.between(over, parts, ((before, after),))
+
+
+# Those that make each piece of their result, if they have one tensor, of the same piece of all ranks' operands.
+PIECEWISE = (AllGather, ReduceScatter, AllReduce)

@@ -36,7 +36,6 @@ class Send(Transfer):
     destination: int
     direction: Direction
     results = ()
-    sends = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -64,7 +63,6 @@ class Receive(Transfer):
     source: int
     direction: Direction
     type: Type
-    receives = True
     allocates = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:

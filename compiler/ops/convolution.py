@@ -24,6 +24,7 @@ from partita.compiler.ops.op import (
     shape_text,
 )
 from partita.compiler.ops.shape import arranged
+from partita.compiler.ops.traits import ReadsWeights, Summing
 from partita.compiler.ops.windows import Sliding, names_of, sizes_of
 from partita.dsl.types import Axis, Type
 
@@ -164,13 +165,10 @@ def _from(text: str, merged: Sequence[tuple[Axis, ...]], rest: Sequence[Axis], t
 
 
 @op("conv")
-class Conv(Product):
+class Conv(ReadsWeights, Product, Summing):
     """`conv(image, kernel)`: the result has positions in place of the axes slid along, and filters in that of the
     channels.
     """
-
-    reads_weights = True
-    sums = True
 
     def fans(self, type: Type) -> tuple[int, int] | None:
         """Of a kernel: the summed elements, and the rest."""
@@ -226,11 +224,10 @@ class Conv(Product):
 
 
 @op("conv_image_gradient")
-class ConvImageGradient(Product):
+class ConvImageGradient(Product, Summing):
     """The gradient of a convolution's image, with the axes `image`, from that of its result and the kernel."""
 
     image: tuple[Axis, ...]
-    sums = True
 
     def of_images(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Type, Type]:
         """The result, and the second operand."""

@@ -20,6 +20,7 @@ from partita.compiler.ops.op import (
     agree,
     aligned_rules,
     make,
+    mentions,
     op,
     permuted,
     shape_text,
@@ -90,7 +91,7 @@ class Custom(_Function):
 
     def in_zigzag(self, axis: str, ranks: int) -> Op | None:
         """What may be split along the axis does the same everywhere."""
-        return self if axis in self.split_along or not self.mentions(axis) else None
+        return self if axis in self.split_along or not mentions(self, axis) else None
 
     def resized(self, axis: str, size: int) -> Op:
         """With other results."""

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, aligned_rules, broadcast, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.compiler.ops.traits import WritesState
 from partita.dsl.types import Type
 
 
 @op("keep")
-class UpdateCache(Positioned):
+class UpdateCache(WritesState, Positioned):
     """All positions of an axis so far. Operands: a state with the whole axis; this part, which is written into it.
 
     Positions after this part are zero, or those of an earlier use of the state.
@@ -26,11 +27,6 @@ class UpdateCache(Positioned):
     shards: Shards = ()
     is_view = True
     fusible = False
-
-    @property
-    def writes(self) -> int:
-        """The state."""
-        return 1
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -65,7 +61,7 @@ class UpdateCache(Positioned):
 
 
 @op("carry")
-class WriteState(Op):
+class WriteState(WritesState):
     """Writes what the next part begins with. Operands: `count` states, as many new values for them, and some `values`,
     which are returned as they are.
     """
@@ -148,7 +144,7 @@ class LoadState(Op):
 
 
 @op("go_on")
-class ConcatHistory(Op):
+class ConcatHistory(WritesState):
     """A part with what came before it. Operands: a state with the last `by` positions before the part, which becomes
     that of the next one; the part, whose axis `over` then has as many more. Before the first part is `fill`.
     """
@@ -162,11 +158,6 @@ class ConcatHistory(Op):
     def reads_context(self) -> bool:
         """For the position."""
         return self.fill != 0
-
-    @property
-    def writes(self) -> int:
-        """The state."""
-        return 1
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The part's type, with the longer axis."""

@@ -22,6 +22,7 @@ from partita.compiler.ops.op import (
     shape_text,
 )
 from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.traits import Adding, DenseOperands, ReadsWeights, Summing
 from partita.dsl.types import Axis, Type
 
 # FLOPs from which a product goes through `kernels.matmul`, which chooses a library: below, oneDNN's 12 µs a call
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @op("dot")
-class Dot(Op):
+class Dot(ReadsWeights, Adding, Summing, DenseOperands):
     """`dot(a, b)` sums over the axes `over`, which both have; an axis of both that is not summed is a batch axis.
 
     The result has a's remaining axes, then those of b that a lacks. `float8` is the position of a parameter, if both
@@ -42,9 +43,7 @@ class Dot(Op):
 
     over: tuple[str, ...]
     float8: int | None = None
-    sums = True
     orderless = True
-    reads_weights = True
     fusible = False
 
     def fans(self, type: Type) -> tuple[int, int] | None:
@@ -58,13 +57,17 @@ class Dot(Op):
         return self.over, tuple(name for name in operand.names if other.has(name) and name not in self.over)
 
     def in_float8(self, operands: Sequence[Type], weight: int) -> Op | None:
-        """A product of two matrices."""
+        """The operation in eight bits (`partita.compiler.passes.float8`), where the operand at the position `weight` is
+        a parameter; None if it is no product of two matrices.
+        """
         plan = MatrixPlan(self, operands)
         return Dot(self.over, weight) if self.over and plan.rows and plan.columns and not plan.batch else None
 
     @property
     def of_quantized(self) -> tuple[Op, tuple[str, ...]] | None:
-        """`float8_dot`; a row is what is summed over."""
+        """If it is to be in eight bits: the operation on operands that are quantized, which are followed by the largest
+        magnitudes of their rows, and the axes of a row: what is summed over.
+        """
         return None if self.float8 is None else (make("float8_dot", self.over), self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -135,12 +138,14 @@ class Dot(Op):
             Dot(tuple(axis.name for axis in axes)) if set(self.over) == set(flat) else super().unflattened(flat, axes)
         )
 
-    def total(self, axis: str) -> Op | None:
-        """It is summed over, too."""
+    def total(self, axis: str) -> Dot:
+        """The product whose result is the sum of its own over the positions of an axis that both operands have."""
         return Dot((axis, *self.over))
 
     def views(self, operands: Sequence[Type]) -> Sequence[str]:
-        """Operands viewed as matrices."""
+        """For each operand of which its source reads only a view, the source that makes this view without a copy
+        (`.t()`); "" for other operands. Empty if there are no views.
+        """
         plan = MatrixPlan(self, operands)
         return () if plan.batch or not plan.result_axes or not self.over else plan.views()
 
@@ -182,7 +187,9 @@ class Dot(Op):
         return f"{text if self.over else f'({text})'}.add_({other.text})"
 
     def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """A kernel of the runtime, for large products: GPUs add while they multiply."""
+        """As `emit_sum`, of a tensor that ends with that: it may become the sum. A kernel of the runtime, for large
+        products: GPUs add while they multiply. None for others.
+        """
         plan = MatrixPlan(self, [each.type for each in arguments])
         alike = plan.product_axes == results[0].names and self.over and not plan.batch
         if not alike or other.literal or not self._large(plan, results):

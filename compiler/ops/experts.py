@@ -16,6 +16,7 @@ from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Op, Sharding
 from partita.compiler.ops.pointwise import summed_to
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.shape import arranged
+from partita.compiler.ops.traits import Adding, ReadsWeights
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ class TopK(Op):
 
     over: str
     into: Axis
-    precision_sensitive = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _shaped(text: str, have: Sequence[int], want: Sequence[int]) -> str:
 
 
 @op("routed_dot")
-class RoutedDot(Routed):
+class RoutedDot(ReadsWeights, Routed):
     """For each row the product of x with the matrix of `w` that its index in `ids` names along `along`, summed over
     `over`. Operands: x, w, ids.
 
@@ -173,7 +173,6 @@ class RoutedDot(Routed):
     along: str
     guarded: bool = False
     shards: Shards = ()
-    reads_weights = True
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The last operand; it indexes the matrices."""
@@ -273,7 +272,7 @@ class RoutedDot(Routed):
 
 
 @op("routed_outer")
-class RoutedWeightGradient(Routed):
+class RoutedWeightGradient(Adding, Routed):
     """The gradient of `routed_dot` for its matrices, `table`: for each expert the products of its rows of x with those
     of d, summed over them. Operands: x, ids, d.
 

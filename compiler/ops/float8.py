@@ -75,7 +75,6 @@ class Float8Dot(Op):
     over: tuple[str, ...]
     orderless = True
     fusible = False
-    fp8 = True
 
     @property
     def label(self) -> str:

@@ -28,6 +28,7 @@ from partita.compiler.ops.op import (
 )
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
+from partita.compiler.ops.traits import Adding, Summing
 from partita.dsl.types import Axis, Type
 
 ROWS = "*rows"  # cannot clash with the names of axes
@@ -162,7 +163,7 @@ class Unpermute(Local):
 
 
 @op("combine_rows")
-class CombineRows(Local):
+class CombineRows(Summing, Local):
     """The sums of x's rows over some of the axes of the rows, with weights if there are any: of a `reduce`, or of a
     `dot`. Operands: x, places, and weights, which have the axes of the rows.
     """
@@ -170,7 +171,6 @@ class CombineRows(Local):
     rows: tuple[Axis, ...]
     over: tuple[str, ...]
     names: tuple[str, ...]
-    sums = True
 
     def plain(self, x: Type, *weights: Type) -> Op:
         """What it is of rows in their own order, and of their weights."""
@@ -296,7 +296,7 @@ class GroupedDot(Local):
 
 
 @op("grouped_outer")
-class GroupedWeightGradient(Local):
+class GroupedWeightGradient(Adding, Local):
     """`routed_outer` of rows in the order of their experts. Operands: x, where the rows of each expert end, d."""
 
     over: tuple[str, ...]

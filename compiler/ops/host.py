@@ -20,7 +20,6 @@ from partita.dsl.types import Type
 class HostCopy(Op):
     """Base of all."""
 
-    is_host_transfer = True
     rearranges = True
     fusible = False
 
@@ -49,8 +48,6 @@ class HostCopy(Op):
 class ToHost(HostCopy):
     """The operand in the host's memory."""
 
-    host = True
-
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         return f"kernels.to_host({arguments[0].text})"
@@ -59,8 +56,6 @@ class ToHost(HostCopy):
 @op("to_device")
 class ToDevice(HostCopy):
     """The operand in the device's memory."""
-
-    host = False
 
     @property
     def reads_context(self) -> bool:
@@ -76,8 +71,6 @@ class ToDevice(HostCopy):
 class Prefetch(ToDevice):
     """The operand in the device's memory, once the copy is complete, which overlaps with compute of the device."""
 
-    async_start = True
-
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         return f"kernels.prefetch({arguments[0].text}, c)"
@@ -86,8 +79,6 @@ class Prefetch(ToDevice):
 @op("copy_out")
 class CopyOut(ToHost):
     """The operand in the host's memory, once the copy is complete, which overlaps with compute of the device."""
-
-    async_start = True
 
     @property
     def reads_context(self) -> bool:
@@ -145,3 +136,7 @@ class WaitPrefetch(HostCopy):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         return f"kernels.arrive({arguments[0].text}, c)"
+
+
+# Those that start a copy, for which another operation waits.
+ASYNC_COPIES = (Prefetch, CopyOut)

@@ -13,6 +13,7 @@ from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.shape import arranged
 from partita.compiler.ops.sparse import exchanged
+from partita.compiler.ops.traits import Adding, LooksUp
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _split(ids: Type, table: Type, over: str) -> tuple[list[str], list[str], lis
 
 
 @op("gather")
-class Gather(Positioned):
+class Gather(LooksUp, Positioned):
     """`embedding`: for each index in `ids`, the row of `table` along `over`. Axes of both are batch axes.
 
     If the table is sharded along `over`, each rank looks up the ids of its shard and returns zeros for the others. With
@@ -38,22 +39,11 @@ class Gather(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
-    reads_weights = True
     fusible = False
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The first operand; it indexes `over`."""
         return 0, operands[1].axis(self.over)
-
-    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
-        """The table's, along `over` and the axes that the ids have too."""
-        ids, table = operands
-        return tuple(name for name in table.names if name == self.over or ids.has(name)) if position == 1 else ()
-
-    @property
-    def looks_up(self) -> str | None:
-        """The table's rows."""
-        return self.over
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -130,7 +120,6 @@ class OneHot(Positioned):
     dtype: str
     guarded: bool = False
     shards: Shards = ()
-    cheap = True
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The operand; it indexes the axis."""
@@ -165,7 +154,7 @@ class OneHot(Positioned):
 
 
 @op("scatter_add")
-class ScatterAdd(Positioned):
+class ScatterAdd(Adding, Positioned):
     """The gradient of `gather`: a table of zeros with each row of `d` added at its index.
 
     If the table is sharded along `over`, each rank adds the rows of its shard. With `guarded`, ids may be out of range
@@ -180,7 +169,7 @@ class ScatterAdd(Positioned):
 
     @property
     def adds_rows(self) -> str | None:
-        """The table's rows."""
+        """The axis that the ids, its first operand, index, if it adds rows, its second, into zeros by them."""
         return self.over
 
     @property
@@ -266,7 +255,6 @@ class ScatterMax(ScatterAdd):
     """The largest of the rows at each index of a table, −inf where there is none; otherwise as `scatter_add`."""
 
     adds_rows = None
-    differentiable = True
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Those of `scatter_add`, with partial maxima in place of partial sums."""

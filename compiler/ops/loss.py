@@ -25,6 +25,7 @@ from partita.compiler.ops.pointwise import added, cast, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
+from partita.compiler.ops.traits import PartialReduction
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @op("nll")
-class NegativeLogLikelihood(Op):
+class NegativeLogLikelihood(PartialReduction):
     """log(sum(exp(logits))) − the target's logit, over the classes `over`; and that logarithm, for the gradient.
 
     Operands: logits, and integer targets with the logits' other axes. Results in f32 at least. With `guarded`, targets
@@ -41,9 +42,7 @@ class NegativeLogLikelihood(Op):
 
     over: str
     guarded: bool = False
-    multi_kernel = True
     results = ("", "denominator")
-    precision_sensitive = True
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The targets, which index the classes."""
@@ -138,16 +137,10 @@ class KnownTargets(Op):
     axis: Axis
     ignore: int
     guarded: bool = False
-    cheap = True
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The targets."""
         return 0, self.axis
-
-    @property
-    def ignored(self) -> int | None:
-        """`ignore`."""
-        return self.ignore
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """Indices of the axis."""
@@ -181,7 +174,6 @@ class NegativeLogLikelihoodGradient(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
-    multi_kernel = True
 
     @property
     def begins(self) -> tuple[str, ...]:

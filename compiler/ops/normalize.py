@@ -27,6 +27,7 @@ from partita.compiler.ops.op import (
 from partita.compiler.ops.pointwise import added, cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
+from partita.compiler.ops.traits import Summing
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -154,12 +155,11 @@ def _in_passing(type: Type) -> int:
 
 
 @op("normalize_gradient")
-class NormalizeGradient(Op):
+class NormalizeGradient(Summing):
     """`rate * (d - mean(d·y)·y)`, with `center` also minus mean(d); y is the normalized tensor."""
 
     over: tuple[str, ...]
     center: bool
-    sums = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
@@ -210,14 +210,13 @@ class NormalizeGradient(Op):
 
 
 @fields_of_several
-class ScaledNormGradient(Op):
+class ScaledNormGradient(Summing):
     """Gradients of a scaled norm's input and parameters at once, by the kernel of the operation's name.
 
     Operands: d, the normalized tensor, its rate, the scale. Made by `passes.fuse`.
     """
 
     over: tuple[str, ...]
-    sums = True
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """As of `NormalizeGradient`."""

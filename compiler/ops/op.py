@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
@@ -61,22 +61,6 @@ class Known(Protocol):
     made: list[tuple[object, tuple[int, ...]]]
 
 
-class Piecewise(Protocol):
-    """A collective of one tensor that makes each piece of its result of the same piece of all ranks' operands."""
-
-    @property
-    def over(self) -> str:
-        """Its mesh axis."""
-
-    @property
-    def parts(self) -> int:
-        """The ranks along that."""
-
-    @property
-    def ends(self) -> tuple[tuple[State, State], ...]:
-        """The states of its tensor before and after."""
-
-
 class Op:
     """Base of all operations. Subclasses are frozen attrs classes whose fields are their attributes.
 
@@ -93,61 +77,19 @@ class Op:
     # Its result aliases its operand's memory.
     is_view: ClassVar[bool] = False
     # Its result is its operand in another form: a reader of the result counts as a reader of the operand.
-    preserves_identity: ClassVar[bool] = False
     # Its result has only elements of its operands, rearranged.
     rearranges: ClassVar[bool] = False
-    # Works on each matrix of a stack by itself: it is one of `partita.compiler.ops.stack.OfMatrices`.
-    by_matrix: ClassVar[bool] = False
     # Writes to its operands.
     overwrites: ClassVar[bool] = False
-    # Gradients flow through it.
-    differentiable: ClassVar[bool] = True
     # Draws random numbers, or applies a random mask.
     random: ClassVar[bool] = False
-    # A parameter that it reads is a weight matrix: weight decay applies.
-    reads_weights: ClassVar[bool] = False
     # torch.compile can fuse it with its neighbors.
     fusible: ClassVar[bool] = True
     # Unless torch.compile generates its kernel, several go through its operands on a GPU.
-    multi_kernel: ClassVar[bool] = False
-    # One end of a message between stages.
-    sends: ClassVar[bool] = False
-    receives: ClassVar[bool] = False
-    # Changes the layout of tensors but not their values; and does so by communication between ranks.
+    # Changes the layout of tensors but not their values.
     reshards: ClassVar[bool] = False
-    communicates: ClassVar[bool] = False
-    # Reduces partial sums or maxima.
-    combines: ClassVar[bool] = False
-    # Takes a piece of a tensor, or joins pieces.
-    of_pieces: ClassVar[bool] = False
-    # Its result repeats its operand: a literal stays the same literal.
-    repeats: ClassVar[bool] = False
     # What it does over the axes that its fields name does not depend on the order of their positions.
     orderless: ClassVar[bool] = False
-    # The direction in which it goes through the slices of a microbatch, whose shared tensor is its first operand.
-    through_slices: ClassVar[Literal["forward", "backward"] | None] = None
-    # Where its results lie: in the host's memory, or in the device's; None: where its operands do.
-    host: ClassVar[bool | None] = None
-    # Its result is its operand, in the other memory or once it has arrived there; and that is copied beside other work.
-    is_host_transfer: ClassVar[bool] = False
-    async_start: ClassVar[bool] = False
-    # Its results are the distinct ids of its operands, and what belongs to one id added up.
-    combines_rows: ClassVar[bool] = False
-    # Its products are of operands in eight bits, for which devices may have a rate of their own.
-    fp8: ClassVar[bool] = False
-    # It compares the elements of its operands, chooses among them or adds them up: their digits matter.
-    precision_sensitive: ClassVar[bool] = False
-    # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
-    sums: ClassVar[bool] = False
-    # One call makes any number of them that are equal but for their tensors, in place (`emit_each`).
-    multi_tensor: ClassVar[bool] = False
-
-    @property
-    def writes(self) -> int:
-        """How many of its operands, the first ones, are tensors that outlive the step and that it writes in place: it
-        takes them where they are stored, not a copy in another layout.
-        """
-        return 0
 
     @property
     def label(self) -> str:
@@ -165,19 +107,9 @@ class Op:
         return not self.is_view
 
     @property
-    def cheap(self) -> bool:
-        """Whether its result is better recomputed, in one pass over memory, than kept."""
-        return False
-
-    @property
     def reduces(self) -> tuple[str, ...]:
         """The axes over which its single-pass kernel reduces."""
         return ()
-
-    @property
-    def inference_form(self) -> Op | None:
-        """The operation that an evaluation has in its place; None if it has none."""
-        return None if self.random else self
 
     @property
     def structural_key(self) -> Op:
@@ -185,33 +117,8 @@ class Op:
         return self
 
     @property
-    def accumulator(self) -> str | None:
-        """The name of the accumulator to which it adds its operand."""
-        return None
-
-    @property
     def microbatch_dependent(self) -> bool:
         """Whether it depends on the index of the microbatch."""
-        return False
-
-    @property
-    def of_slices(self) -> bool:
-        """Whether its result is a tensor that the slices of a microbatch share (`partita.compiler.ops.slices`)."""
-        return False
-
-    @property
-    def slices(self) -> frozenset[int]:
-        """Into how many slices of a microbatch it cuts axes."""
-        return frozenset()
-
-    @property
-    def piecewise(self) -> Piecewise | None:
-        """Itself, if it can be made piece by piece; None for all but some collectives."""
-        return None
-
-    @property
-    def draws(self) -> bool:
-        """Whether it draws random numbers itself, rather than taking some."""
         return False
 
     @property
@@ -223,76 +130,13 @@ class Op:
         """Why the operation cannot be captured in a CUDA graph: what differs from step to step beyond its operands, or
         is up to the host. Empty if it can.
         """
-        return "draws random numbers" if self.random or self.draws else ""
-
-    @property
-    def condition(self) -> str:
-        """The source of a number that is zero in steps in which it leaves its tensors as they are; empty if in none."""
-        return ""
-
-    @property
-    def unfused(self) -> tuple[str, ...]:
-        """Its options that no fused kernel has, so that it materializes what that would not."""
-        return ()
+        return "draws random numbers" if self.random else ""
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The position of the operand that holds indices, and the axis that they index. An operation with such an
         operand also has a field `guarded`: whether indices may be out of range.
         """
         return None
-
-    @property
-    def ignored(self) -> int | None:
-        """An id that stands for none, and may be out of range."""
-        return None
-
-    def fans(self, type: Type) -> tuple[int, int] | None:
-        """Fan-in and fan-out of a parameter of this type as its operand; None if it defines none."""
-        return None
-
-    def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """If it multiplies by the operand at a position as by a matrix: the axes of that operand that are summed, and
-        those along which it is a stack of matrices, because other operands have them too. None if it does not.
-        """
-        return None
-
-    def in_float8(self, operands: Sequence[Type], weight: int) -> Op | None:
-        """The operation with its products in eight bits (`partita.compiler.passes.float8`), where the operand at the
-        position `weight` is a parameter; None if they cannot be.
-        """
-        return None
-
-    @property
-    def of_quantized(self) -> tuple[Op, tuple[str, ...]] | None:
-        """If its products are to be in eight bits: the operation on operands that are quantized, which are followed by
-        the largest magnitudes of their rows, and the axes of a row.
-        """
-        return None
-
-    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
-        """If it looks up rows of the operand at a position, the axes that tell these apart: the one that the indices
-        index, and those along which the operand is a stack of tables. Empty if it does not.
-        """
-        return ()
-
-    @property
-    def looks_up(self) -> str | None:
-        """If it looks up rows of its second operand by ids, its first: the axis that they index."""
-        return None
-
-    @property
-    def adds_rows(self) -> str | None:
-        """If it adds rows, its second operand, into zeros by ids, its first: the axis that they index."""
-        return None
-
-    @property
-    def by_source(self) -> tuple[Axis, Axis, str] | None:
-        """If it combines rows of equal parts of its operands apart: entries, parts, and the axis that has these."""
-        return None
-
-    def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
-        """For an operation with `preserves_identity`: the axes of its operand that make up each axis of its result."""
-        return {name: (name,) for name in operand.names}
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """Bounds of the integers in its result, given those of its operands."""
@@ -312,15 +156,6 @@ class Op:
         """All sharding rules for one mesh axis, other than everything replicated."""
         raise NotImplementedError
 
-    @property
-    def context_parallel_axis(self) -> str | None:
-        """The axis along which it reads what other shards have, in one of several ways."""
-        return None
-
-    def exchange(self, rule: ShardingRule) -> str | None:
-        """The way in which a sharding rule does so (`partita.dsl.check.layouts`)."""
-        return None
-
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """The node's results from primitives that can be sharded along `axis`, where no rule of the operation can; None
         if there are none.
@@ -329,42 +164,17 @@ class Op:
         """
         return None
 
-    def splitting_help(self, axis: str) -> str | None:
-        """What makes it possible to split it along an axis along which it cannot be, if the file can say so."""
-        return None
-
     def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; those that make a result
         make nothing else.
         """
         return None
 
-    def partial_reduce(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """The contribution of one part of `axis` to the results; None if parts must be exchanged repeatedly.
-        `node` is the operation on the part; `combine_parts` makes the results from the contributions. Validation of a
-        division takes it as given that these are the results of the whole.
-        """
-        return None
-
-    def combine_parts(self, build: Builder, node: Node, parts: Sequence[tuple[Value, ...]]) -> tuple[Value, ...]:
-        """The results of the whole `node` from what its parts contribute, in order."""
-        raise NotImplementedError
-
     def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
         """Another operation, with its operands, whose result is always the same; without an operation, the operand that
         is; None if there is none. `operands` are numbers of `known` values.
         """
         return None
-
-    def is_causal(self, axis: str) -> bool:
-        """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
-        positions up to there; and of a gradient, whether the terms of their cotangents are zero after there.
-        """
-        return False
-
-    def renamed(self, axis: str) -> str:
-        """What its results call an axis along which it is continued."""
-        return axis
 
     def decode_step(
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
@@ -397,52 +207,27 @@ class Op:
         """
         return self if self.elementwise_over(flat) else None
 
-    def mentions(self, axis: str) -> bool:
-        """Whether a field names an axis: one that names it nowhere does the same at each of its positions."""
-        return any(_mentions(getattr(self, each.name), axis) for each in attributes(type(self)))
-
     def in_zigzag(self, axis: str, ranks: int) -> Op | None:
         """The operation where the positions of an axis stand in zigzag order (`partita.compiler.ops.runs`); None if it
         needs them one after the other.
         """
-        return self if self.orderless or not self.mentions(axis) else None
-
-    def reach(self, axis: str) -> tuple[int, int] | None:
-        """How many positions before and after its own each position of the result depends on, of the first operand,
-        with zeros beyond its ends; None if it is not the same function of these at each.
-        """
-        return None
-
-    def inside(self, axis: str, longer: Axis, into: Axis) -> Op:
-        """The operation on a part of such an axis to which as many positions before and after it are added as it
-        reaches: from the axis `longer` to `into`.
-        """
-        raise NotImplementedError
+        return self if self.orderless or not mentions(self, axis) else None
 
     @property
     def keeps_zeros(self) -> bool:
         """Whether its first result is zero where all of its operands that are floats are."""
-        return self.rearranges or self.preserves_identity or self.is_view
+        return self.rearranges or self.is_view
 
     @property
     def is_finite(self) -> bool:
         """Whether its results are finite where its operands are."""
         return True
 
-    @property
-    def divisors(self) -> tuple[int, ...]:
-        """The operands by which it divides."""
-        return ()
-
     def neutral(self, axis: str) -> float:
         """What its operands are to be past the end of an axis to add nothing to what it reduces over that, and to make
         its results zero there; by default zero, which does that where it is linear.
         """
         return 0.0
-
-    def total(self, axis: str) -> Op | None:
-        """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
-        return None
 
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to `size`: resizes it in the fields that have it."""
@@ -456,13 +241,6 @@ class Op:
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
         """The same operation on a shard, of `size`, of `axis`; this cut is the innermost so far."""
         return self.resized(axis, size)
-
-    def widened(self) -> Op:
-        """The same operation in the dtype of accumulation."""
-        dtype = getattr(self, "dtype", None)
-        if not isinstance(dtype, str) or accumulation(dtype) == dtype:
-            return self
-        return evolve(self, dtype=accumulation(dtype))  # type: ignore[misc]
 
     def unsharded(self, keep: Collection[str | None]) -> Op:
         """The operation without its position on the mesh, except along the mesh axes `keep`."""
@@ -484,12 +262,6 @@ class Op:
         """
         return None
 
-    def seen_keys(self, operands: Sequence[Type]) -> tuple[int, int] | None:
-        """The number of keys that each query of attention in one kernel goes through, and the size of heads; None if
-        it is not attention.
-        """
-        return None
-
     def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Bytes that it reads and writes."""
         return sum(type.bytes for type in (*operands, *results))
@@ -503,17 +275,9 @@ class Op:
         """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
-    def workspace_strided(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The same where an operand's elements do not follow each other in memory."""
-        return self.workspace(operands, results)
-
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
         """What it holds while it communicates; `adds`: ranks add what they receive (over Gloo)."""
         return Buffers()
-
-    def launches(self) -> int:
-        """How many kernels it runs, one after the other."""
-        return 1
 
     # ------------------------------------------------------------ gradient and source
 
@@ -523,7 +287,7 @@ class Op:
         """
         first, *others = d
         if any(others):
-            raise self.no_gradient(node)
+            raise no_gradient(node)
         return (None,) * len(node.inputs) if first is None else self.gradient(build, node, first)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
@@ -532,15 +296,7 @@ class Op:
         `d` is the cotangent of the first result. Further results serve only the operation's own gradient. Raises
         Refused (E0423) if there is none.
         """
-        raise self.no_gradient(node)
-
-    def no_gradient(self, node: Node) -> Refused:
-        """That an operation which makes gradients has none itself: only what `grad` made is differentiated again."""
-        name = self.label.removesuffix("_gradient")
-        message = f"`{name}` has no second derivative, and the gradient through it is differentiated again"
-        instead = "`dot` and `softmax` in place of it" if name == "attend" else "other operations in place of it"
-        help = f"{instead}; or `stop_gradient` of this gradient"
-        return refuse("E0423", message, node.span, help=help)
+        raise no_gradient(node)
 
     def formula(self, build: Builder, node: Node) -> tuple[Value, ...] | None:
         """What an operation that makes gradients computes, in operations that have gradients: its own follow. None for
@@ -552,53 +308,9 @@ class Op:
         """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""
         return [as_tensor(argument) for argument in arguments]
 
-    def views(self, operands: Sequence[Type]) -> Sequence[str]:
-        """For each operand of which its source reads only a view, the source that makes this view without a copy
-        (`.t()`); "" for other operands. Empty if there are no views.
-        """
-        return ()
-
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A Python expression over torch that computes the result (a tuple for several)."""
         raise NotImplementedError
-
-    def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
-        """Whether it can add its result to a tensor of type `target` in place (`emit_added`), better than by `+=`."""
-        return False
-
-    def moved_to_add(self, results: Sequence[Type]) -> int:
-        """Bytes that a GPU moves to add its result where `adds_to` holds, if that is another kernel."""
-        return 0
-
-    def workspace_to_add(self, target: Type, operands: Sequence[Type], result: Type) -> int:
-        """As `workspace`, where it adds its result to `target`."""
-        return self.workspace(operands, (result,))
-
-    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
-        """A statement that adds the result to `target`, where `adds_to` holds."""
-        raise NotImplementedError
-
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
-        raise NotImplementedError
-
-    def overwritten(self, operands: Sequence[Value]) -> Sequence[Value]:
-        """The operands to which it may write."""
-        return operands if self.overwrites else ()
-
-    def in_place(self, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """The operands that become its results, where `multi_tensor` holds."""
-        raise NotImplementedError
-
-    def emit_each(self, arguments: Sequence[Sequence[Argument]], factor: Argument | None) -> str:
-        """A statement that makes several of them, where `multi_tensor` holds; of each, the operands. The second ones,
-        which are gradients, are multiplied by a factor in f64 first.
-        """
-        raise NotImplementedError
-
-    def emit_into(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """As `emit_sum`, of a tensor that ends with that: it may become the sum. None if that is nothing else."""
-        return None
 
 
 def _resized(value: object, axis: str, size: int) -> object:
@@ -610,6 +322,20 @@ def _resized(value: object, axis: str, size: int) -> object:
     if isinstance(value, tuple) and any(isinstance(each, Axis) and each.name == axis for each in value):
         return tuple(_resized(each, axis, size) for each in value)
     return value
+
+
+def no_gradient(node: Node) -> Refused:
+    """That an operation which makes gradients has none itself: only what `grad` made is differentiated again."""
+    name = node.op.label.removesuffix("_gradient")
+    message = f"`{name}` has no second derivative, and the gradient through it is differentiated again"
+    instead = "`dot` and `softmax` in place of it" if name == "attend" else "other operations in place of it"
+    help = f"{instead}; or `stop_gradient` of this gradient"
+    return refuse("E0423", message, node.span, help=help)
+
+
+def mentions(op: Op, axis: str) -> bool:
+    """Whether a field names an axis: an operation that names it nowhere does the same at each of its positions."""
+    return any(_mentions(getattr(op, each.name), axis) for each in attributes(type(op)))
 
 
 def _mentions(value: object, axis: str) -> bool:

@@ -16,7 +16,7 @@ from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, op, permu
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
-    from partita.compiler.graph import Builder, Value
+    from partita.compiler.graph import Builder, Node, Value
 
 # The name of the mean that `ema` keeps of a trained parameter, among its optimizer states.
 EMA = "ema"
@@ -48,11 +48,6 @@ class Accumulate(Op):
     def structural_key(self) -> Op:
         """Of any target."""
         return Accumulate("", self.type, self.maximum, self.keep, self.stacked)
-
-    @property
-    def accumulator(self) -> str | None:
-        """The target."""
-        return self.target
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -143,6 +138,8 @@ class Update(Op):
     whole: ClassVar[bool] = False  # whether all parts of a parameter must be updated together
     # Whether it updates each element by itself, with states for each, so that a parameter may be flat; what else it
     # needs is made of whole tensors if `whole`.
+    # One call makes any number of them that are equal but for their tensors, in place (`emit_each`).
+    multi_tensor: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     # Whether it leaves zeros without a gradient as they are, as those that pad an axis.
     leaves_zeros: ClassVar[bool] = True
@@ -167,7 +164,9 @@ class Update(Op):
 
     @property
     def condition(self) -> str:
-        """`c.updates(…)`, unless it is made in every update."""
+        """The source of a number that is zero in steps in which it leaves its tensors as they are, `c.updates(…)`;
+        empty if it is made in every update.
+        """
         return f"c.updates({self.every}, {self.first})" if self.every > 1 or self.first > 1 else ""
 
     @property
@@ -195,12 +194,18 @@ class Update(Op):
         return None
 
     def overwritten(self, operands: Sequence[Value]) -> Sequence[Value]:
-        """The parameter, the gradient and the states; what it needs besides is read."""
+        """The operands to which it may write: the parameter, the gradient and the states."""
         return operands[: 2 + len(self.states)]
 
     def in_place(self, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """The parameter and its states."""
+        """The operands that become its results: the parameter and its states."""
         return (operands[0], *operands[2 : 2 + len(self.states)])
+
+    def emit_each(self, arguments: Sequence[Sequence[Argument]], factor: Argument | None) -> str:
+        """A statement that makes several of them, where `multi_tensor` holds; of each, the operands. The second ones,
+        which are gradients, are multiplied by a factor in f64 first.
+        """
+        raise NotImplementedError
 
     def state_types(self, parameter: Type) -> tuple[Type, ...]:
         """The types of the states of a parameter; by default, its own."""
@@ -279,3 +284,14 @@ class Ema(Op):
         """A kernel of the runtime, in place."""
         mean, parameter = (argument.text for argument in arguments)
         return f"kernels.ema({mean}, {parameter}, c.update, {self.decay})"
+
+
+def target_of(op: Op) -> str | None:
+    """The name of the accumulator to which an operation adds its operand; None if it does not."""
+    return op.target if isinstance(op, Accumulate) else None
+
+
+def updated_in_place(node: Node) -> tuple[Value, ...]:
+    """The operands of an update that become its results."""
+    assert isinstance(node.op, Update), node
+    return node.op.in_place(node.inputs)

@@ -30,7 +30,6 @@ class Piece(Op):
     blocks: int = 1
     view: bool = False
     rearranges = True
-    of_pieces = True
 
     @property
     def is_view(self) -> bool:  # type: ignore[override]
@@ -77,7 +76,6 @@ class Join(Op):
     axis: str
     blocks: int = 1
     rearranges = True
-    of_pieces = True
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """None."""

@@ -29,6 +29,7 @@ from partita.compiler.ops.op import (
     make,
     op,
 )
+from partita.compiler.ops.traits import SameTensor
 from partita.dsl.types import FLOATS, INDICES, Type
 
 if TYPE_CHECKING:
@@ -111,12 +112,10 @@ class Constant(Op):
 
 
 @op("cast")
-class Cast(Op):
+class Cast(SameTensor):
     """Change of dtype. To integers it truncates toward zero; to bool, true is what is not zero."""
 
     dtype: str
-    preserves_identity = True
-    cheap = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The operand's axes."""
@@ -157,7 +156,6 @@ class Detach(Op):
 
     rearranges = True
     is_view = True
-    differentiable = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The operand's type."""
@@ -190,11 +188,6 @@ class Pointwise(Op):
     def label(self) -> str:
         """The function's name."""
         return self.function
-
-    @property
-    def cheap(self) -> bool:
-        """At most two FLOPs for each element."""
-        return FUNCTIONS[self.function].flops <= 2
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axes of the widest operand."""
@@ -235,7 +228,7 @@ class Pointwise(Op):
 
     @property
     def divisors(self) -> tuple[int, ...]:
-        """The second operand of integer divisions."""
+        """The operands by which it divides integers: the second."""
         return (1,) if self.function in ("floor_divide", "remainder") else ()
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:

@@ -29,6 +29,7 @@ from partita.compiler.ops.op import (
     aligned_rules,
     broadcast,
     make,
+    mentions,
     op,
     permuted,
     wide_bytes,
@@ -175,7 +176,7 @@ class Positioned(Op):
 
     def in_zigzag(self, axis: str, ranks: int) -> Op | None:
         """With the order among its shards."""
-        if not self.finds_positions or not self.mentions(axis):
+        if not self.finds_positions or not mentions(self, axis):
             return super().in_zigzag(axis, ranks)
         return evolve(self, shards=((axis, ZIGZAG, ranks), *self.shards))  # type: ignore[misc]
 
@@ -392,11 +393,6 @@ class Random(Positioned):
     @property
     def reads_context(self) -> bool:
         """For the seed and the step."""
-        return True
-
-    @property
-    def draws(self) -> bool:
-        """All of its result."""
         return True
 
     def vmapped(self, axis: Axis) -> Op | None:

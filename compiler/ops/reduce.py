@@ -11,6 +11,7 @@ from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, ag
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, offset_text
 from partita.compiler.ops.shape import Expand, arranged
+from partita.compiler.ops.traits import PartialReduction
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ class Reduce(Op):
     over: tuple[str, ...]
     dtype: str
     orderless = True
-    precision_sensitive = True
 
     @property
     def label(self) -> str:
@@ -98,11 +98,10 @@ class Reduce(Op):
 
 
 @op("argmax")
-class ArgMax(Op):
+class ArgMax(PartialReduction):
     """The index along `over` of the greatest element (the first, if there are several)."""
 
     over: str
-    precision_sensitive = True
 
     @property
     def reduces(self) -> tuple[str, ...]:

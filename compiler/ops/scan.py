@@ -28,6 +28,7 @@ from partita.compiler.ops.op import (
     accumulation,
     agree,
     aligned_rules,
+    no_gradient,
     op,
     permuted,
 )
@@ -142,10 +143,6 @@ class Scan(Op):
         """With the body's operations told their shards."""
         return evolve(self, body=self.body.sharded(axis, size, mesh_axis, parts))  # type: ignore[misc]
 
-    def widened(self) -> Op:
-        """With the body widened."""
-        return evolve(self, body=self.body.widened())  # type: ignore[misc]
-
     def unsharded(self, keep: Collection[str | None]) -> Op:
         """With the body's operations without their positions on the mesh."""
         steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)
@@ -211,7 +208,7 @@ class Scan(Op):
         Refused (E0423) for those that make gradients.
         """
         if not self.initial:
-            raise self.no_gradient(node)
+            raise no_gradient(node)
         assert self.stacked == self.states, self
         return scan_gradients(self.axis, self.body, self.states, self.sliced, self.backward, build, node, d)
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.ops.body import Body, body_of
-from partita.compiler.ops.op import Op, make
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.op import make
 from partita.compiler.ops.pointwise import added, cast, constant, pointwise
 from partita.compiler.ops.reduce import total
 from partita.compiler.ops.shape import Expand, arranged
@@ -74,13 +75,13 @@ def scan_gradients(
         i: settled(inputs[i], inputs[i].type) for i in range(count, first_shared) if inputs[i] in contributions
     }
     sums: dict[int, Value] = {}
-    products: dict[int, list[tuple[Op, Value, Value]]] = {}
+    products: dict[int, list[tuple[Dot, Value, Value]]] = {}
     for i in range(first_shared, len(inputs)):
         rest = []
         for part, reader in contributions.get(inputs[i], []):
             source = producers.get(part)
             fixed = inputs[first_shared:]
-            if source is not None and source.op.total(axis.name) and any(v not in fixed for v in source.inputs):
+            if source is not None and isinstance(source.op, Dot) and any(v not in fixed for v in source.inputs):
                 a, b = source.inputs
                 products.setdefault(i, []).append((source.op, a, b))
             else:
@@ -140,11 +141,10 @@ def scan_gradients(
     return tuple(cotangents)
 
 
-def _product(build: Builder, product: Op, axis: Axis, a: Value, b: Value) -> Value:
+def _product(build: Builder, product: Dot, axis: Axis, a: Value, b: Value) -> Value:
     """The product of all positions, summed over them."""
-    whole = product.total(axis.name)
-    if whole is not None and a.type.has(axis.name) and b.type.has(axis.name):
-        return build.apply(whole, a, b)
+    if a.type.has(axis.name) and b.type.has(axis.name):
+        return build.apply(product.total(axis.name), a, b)
     a, b = (total(build, x, (axis.name,), x.type.dtype) if x.type.has(axis.name) else x for x in (a, b))
     return build.apply(product, a, b)
 

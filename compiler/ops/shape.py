@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from partita.compiler.layout import SUM
 from partita.compiler.ops.decoding import ConcatHistory
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, fields_of_several, make, op, permuted, shape_text
+from partita.compiler.ops.traits import SameTensor, Stencil
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -64,13 +65,12 @@ class Arrange(Op):
 
 
 @op("rename")
-class Rename(Op):
+class Rename(SameTensor):
     """Rename axes, without moving data."""
 
     pairs: tuple[tuple[str, str], ...]
     rearranges = True
     is_view = True
-    preserves_identity = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same sizes under new names."""
@@ -101,14 +101,13 @@ class Rename(Op):
 
 
 @op("split")
-class Split(Op):
+class Split(SameTensor):
     """View one axis as several, the first varying slowest."""
 
     axis: str
     into: tuple[Axis, ...]
     rearranges = True
     is_view = True
-    preserves_identity = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes in place of the old one."""
@@ -143,13 +142,12 @@ class Split(Op):
 
 
 @op("merge")
-class Merge(Op):
+class Merge(SameTensor):
     """View several axes as one, the first varying slowest; the new axis takes the place of the first."""
 
     axes: tuple[str, ...]
     into: Axis
     rearranges = True
-    preserves_identity = True
 
     def _order(self, x: Type) -> tuple[str, ...]:
         rest = [name for name in x.names if name not in self.axes]
@@ -202,7 +200,6 @@ class Expand(Op):
     axes: tuple[Axis, ...]
     rearranges = True
     is_view = True
-    repeats = True
     orderless = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -234,7 +231,7 @@ class Expand(Op):
 
 
 @op("slice")
-class Slice(Op):
+class Slice(SameTensor):
     """A range of an axis from `start`, under a new name: a view."""
 
     axis: str
@@ -242,7 +239,6 @@ class Slice(Op):
     start: int
     rearranges = True
     is_view = True
-    preserves_identity = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axis in place of the old one."""
@@ -326,7 +322,7 @@ class _Moved(Op):
 
 
 @op("shift")
-class Shift(_Moved):
+class Shift(_Moved, Stencil):
     """Each entry of an axis is that `by` entries before it (after it, if `by` is negative), or zero where none is."""
 
     by: int

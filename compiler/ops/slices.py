@@ -87,7 +87,6 @@ class GatherSlices(Positioned):
     shards: Shards = ()
     is_view = True
     fusible = False
-    through_slices = "forward"
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -131,7 +130,6 @@ class ScatterSlices(Positioned):
     size: int
     shards: Shards = ()
     fusible = False
-    through_slices = "backward"
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from partita.compiler.ops.collective import Collective, Reshard, StatePairs
 from partita.compiler.ops.op import Argument, Op, ShardingRule, attributes, make, op, permuted
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.compiler.ops.traits import LooksUp
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -62,11 +63,10 @@ class Coalesce(Positioned):
     shards: Shards = ()
     results = ("ids", "")
     fusible = False
-    combines_rows = True
 
     @property
     def by_source(self) -> tuple[Axis, Axis, str] | None:
-        """Sources are parts of `along`."""
+        """If it combines rows of equal parts of its operands apart: entries, parts, and the axis that has these."""
         return None if self.source is None or self.along is None else (self.entry, self.source, self.along)
 
     @property
@@ -135,7 +135,6 @@ class MergeRows(Op):
     source: str | None = None
     results = ("ids", "")
     fusible = False
-    combines_rows = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """Those of a single one."""
@@ -232,22 +231,11 @@ class DistinctIds(Op):
 
 
 @op("look_up_entries")
-class LookUpEntries(Op):
+class LookUpEntries(LooksUp):
     """The rows of a table along `over` that entries stand for, zeros for none. Operands: their ids, and the table."""
 
     over: str
-    reads_weights = True
     fusible = False
-
-    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
-        """The table's, along `over` and the axes that the ids have too."""
-        ids, table = operands
-        return tuple(name for name in table.names if name == self.over or ids.has(name)) if position == 1 else ()
-
-    @property
-    def looks_up(self) -> str | None:
-        """The table's rows."""
-        return self.over
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The ids' axes, then the table's others."""

@@ -30,7 +30,6 @@ class OfMatrices(Op):
 
     inner: tuple[str, ...]
     stacked: tuple[str, ...]
-    by_matrix = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same type."""

@@ -29,6 +29,7 @@ from partita.compiler.ops.op import (
     permuted,
     wide_bytes,
 )
+from partita.compiler.ops.traits import Stencil
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @fields_of_several
-class Sliding(Op):
+class Sliding(Stencil):
     """Base of operations with windows."""
 
     axes: tuple[Axis, ...]
@@ -52,7 +53,7 @@ class Sliding(Op):
         return None
 
     def renamed(self, axis: str) -> str:
-        """That of the positions."""
+        """What its results call an axis along which it is continued: that of the positions."""
         return dict(zip(names_of(self.axes), names_of(self.into), strict=True)).get(axis, axis)
 
     def decode_step(

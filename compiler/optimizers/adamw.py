@@ -7,13 +7,14 @@ from typing import Any
 
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.ops.traits import DenseOperands
 from partita.compiler.optimizers.registry import SPARSE, Optimizer, Trained, register, with_larger_eps
 from partita.dsl.config.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
 from partita.dsl.types import Type
 
 
 @op("adamw")
-class AdamW(Update):
+class AdamW(Update, DenseOperands):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), like torch.optim.AdamW."""
 
     beta1: float

@@ -81,7 +81,7 @@ def by_depth(nodes: Sequence[Node]) -> list[Node]:
     for node in nodes:
         level = max((depth.get(value, 0) for value in node.inputs), default=0)
         order.append((level, node))
-        depth.update(dict.fromkeys(node.outputs, level + node.op.communicates))
+        depth.update(dict.fromkeys(node.outputs, level + isinstance(node.op, Collective)))
     return [node for _, node in sorted(order, key=lambda pair: pair[0])]
 
 

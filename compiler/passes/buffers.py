@@ -17,6 +17,7 @@ from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import BufferWrite, Builder, Graph, Master, Node, Parameter, Phase, Value
 from partita.compiler.layout import is_split
+from partita.compiler.ops.body import widened
 from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.pointwise import cast
 from partita.compiler.ops.shape import arranged
@@ -187,7 +188,7 @@ class Endings:
     def _copied(self, node: Node) -> None:
         """A node of the end, in the dtype of accumulation."""
         inputs = tuple(self._read(value, node) for value in node.inputs)
-        op = node.op.widened()
+        op = widened(node.op)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(self.build.part(v, "after", type) for v, type in zip(node.outputs, types, strict=True))
         self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=Phase.UPDATE, stage=None))

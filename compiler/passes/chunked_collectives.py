@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Node, Phase, Value
 from partita.compiler.layout import is_split
-from partita.compiler.ops.op import Piecewise
+from partita.compiler.ops.collective import PIECEWISE, AllGather, AllReduce, Collective, ReduceScatter
 from partita.compiler.ops.pieces import Join, Piece, contiguous
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import iteration_of
@@ -58,7 +58,7 @@ class _Cut:
     """
 
     node: Node
-    op: Piecewise
+    op: AllGather | ReduceScatter | AllReduce
     axis: str
     pieces: int
     blocks: int
@@ -135,8 +135,8 @@ class _Stage:
 
     def _found(self, node: Node, inside: Mapping[Node, int]) -> _Cut | None:
         """A collective in as many pieces as its axes have, if products of the same run read or make its tensor."""
-        op = node.op.piecewise
-        if op is None or op.parts == 1 or node.phase not in PHASES:
+        op = node.op
+        if not isinstance(op, PIECEWISE) or op.count > 1 or op.parts == 1 or node.phase not in PHASES:
             return None
         gathers = _gathers(op)
         # The tensor that products read or make, and the axis along which ranks have a shard of it.
@@ -175,7 +175,7 @@ class _Stage:
         alone = self.readers[value] == [reader]
         if node is None or node not in inside or not alone or node.phase is not reader.phase or node in self.cut:
             return []
-        if not _divides(node, axis) or node.op.communicates:
+        if not _divides(node, axis) or isinstance(node.op, Collective):
             return []
         if _multiplies(node):
             return [node]
@@ -242,7 +242,7 @@ class _Stage:
         return evolve(by, op=Join(cut.axis, blocks), inputs=pieces)
 
 
-def _gathers(op: Piecewise) -> bool:
+def _gathers(op: AllGather | ReduceScatter | AllReduce) -> bool:
     ((before, _),) = op.ends
     return is_split(before)
 

@@ -16,6 +16,8 @@ from attrs import evolve, frozen
 from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parameter, Phase, Value
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.communication import Receive, Send, Transfer
+from partita.compiler.ops.optimizer import target_of
+from partita.compiler.ops.slices import OfSlices
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.dsl.diagnostic import refuse
@@ -139,13 +141,13 @@ def _stage(
 ) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
     included = read | unread
-    targets = [target for node in nodes if (target := node.op.accumulator) is not None]
+    targets = [target for node in nodes if (target := target_of(node.op)) is not None]
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
         tuple(p for p in graph.parameters if p.value in included or index in p.kept),
         # What slices share comes first, so that it does not stand between the nodes of an iteration.
-        tuple(sorted(nodes, key=lambda node: not node.op.of_slices)),
+        tuple(sorted(nodes, key=lambda node: not isinstance(node.op, OfSlices))),
         tuple(known[name, index] for name in dict.fromkeys(targets)),
     )
 
@@ -229,10 +231,7 @@ def join(partitioned: PartitionedGraph) -> tuple[tuple[str, tuple[str, ...], tup
     Equal to `described` of the graph before the cut, up to nodes whose values are portable.
     """
     everything = {
-        _described(node)
-        for stage in partitioned.stages
-        for node in stage.nodes
-        if not (node.op.sends or node.op.receives)
+        _described(node) for stage in partitioned.stages for node in stage.nodes if not isinstance(node.op, Transfer)
     }
     return tuple(sorted(everything))
 
@@ -285,7 +284,7 @@ def _form(stage: StageGraph, reduce: Sequence[Node], repeats: dict[str, str]) ->
             iteration = iteration_of(node.scope, repeats)
             scope = scopes[node.scope] = iterations.setdefault(iteration, len(iterations))
         op = node.op
-        yield op.structural_key, sums.get(op.accumulator or ""), node.phase, scope
+        yield op.structural_key, sums.get(target_of(op) or ""), node.phase, scope
         yield tuple(map(known, node.inputs))
         yield tuple(map(known, node.outputs))
     yield tuple(map(known, stage.offloaded))

@@ -16,9 +16,11 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
+from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.decoding import UpdateCache
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.position import POSITION, Microbatch
+from partita.compiler.ops.windows import Sliding
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.spec import Call
 from partita.dsl.syntax.source import Span
@@ -111,7 +113,7 @@ class _Decoder:
             text = node.span.text if node.span else node.op.label
             what = f"`{node.op.name} {axis}`" if text == axis else f"`{text}`"
             raise NotInParts(f"{what} needs all of `{axis}`", node.span)
-        renamed = node.op.renamed(axis)
+        renamed = node.op.renamed(axis) if isinstance(node.op, Sliding) else axis
         for value, local in zip(node.outputs, results, strict=True):
             if local.type.has(renamed):
                 self.axis[value], self.local[value] = renamed, local
@@ -135,7 +137,7 @@ class _Decoder:
             have = self.axis.get(value)
             if have is None:
                 continue
-            if state is None and not node.op.is_causal(have):
+            if state is None and not (isinstance(node.op, Attention) and node.op.is_causal(have)):
                 return False
             if state is not None and state != have:
                 return False

@@ -18,6 +18,8 @@ from itertools import groupby
 from attrs import frozen
 
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.host import ASYNC_COPIES
 from partita.dsl.reprs import count
 
 
@@ -50,11 +52,11 @@ class EarlyCollectives:
     def with_copies(self, places: Mapping[Node, int]) -> EarlyCollectives:
         """Copies of what collectives make start among them as well, if others come after theirs, at a later place."""
         makers = {value: node for node in self.collectives for value in node.outputs}
-        last = {places[node]: node for node in self.start if node.op.communicates}
+        last = {places[node]: node for node in self.start if isinstance(node.op, Collective)}
         order = {node: number for number, node in enumerate(self.start)}
         behind: dict[Node, list[Node]] = {}
         for node in self.follow:
-            if node.op.async_start and node.inputs[0] in makers:
+            if isinstance(node.op, ASYNC_COPIES) and node.inputs[0] in makers:
                 maker = makers[node.inputs[0]]
                 later = [p for p, other in last.items() if p > places[maker] and order[other] > order[maker]]
                 if later:
@@ -87,10 +89,10 @@ def split_early_collectives(
             follow.append(node)
             late.update(node.outputs)
         elif early.issuperset(node.inputs) and not _of_the_step(node):
-            if node.op.communicates:
+            if isinstance(node.op, Collective):
                 collectives.append(node)
                 late.update(node.outputs)
-            elif node.op.async_start:
+            elif isinstance(node.op, ASYNC_COPIES):
                 copies.append(node)
             else:
                 early.update(node.outputs)
@@ -116,7 +118,7 @@ def copied_ahead(nodes: Sequence[Node]) -> list[Node]:
     available: set[Value] = set()
     order: list[Node] = []
     started: list[set[Node]] = []
-    sizes = [sum(node.output.type.bytes for node in part if node.op.async_start) for part in parts]
+    sizes = [sum(node.output.type.bytes for node in part if isinstance(node.op, ASYNC_COPIES)) for part in parts]
     under_way = 0
     for i, part in enumerate(parts):
         while len(started) < len(parts):
@@ -138,9 +140,11 @@ def _begun(part: Sequence[Node], produced: Collection[Value], available: set[Val
     these is `available`, to which their own results are added.
     """
     nodes = []
-    copies = {value for node in part if node.op.async_start for value in node.outputs}
+    copies = {value for node in part if isinstance(node.op, ASYNC_COPIES) for value in node.outputs}
     for node in _backward_slice(part, copies, part):
-        if not node.op.communicates and all(value in available or value not in produced for value in node.inputs):
+        if not isinstance(node.op, Collective) and all(
+            value in available or value not in produced for value in node.inputs
+        ):
             nodes.append(node)
             available.update(node.outputs)
     return nodes
@@ -148,7 +152,7 @@ def _begun(part: Sequence[Node], produced: Collection[Value], available: set[Val
 
 def _of_the_step(node: Node) -> bool:
     """Whether a node reads more of the context than the rank's coordinates."""
-    return node.op.random or (node.op.reads_context and not node.op.reshards and not node.op.async_start)
+    return node.op.random or (node.op.reads_context and not node.op.reshards and not isinstance(node.op, ASYNC_COPIES))
 
 
 def _backward_slice(nodes: Collection[Node], values: set[Value], order: Sequence[Node]) -> list[Node]:

@@ -13,9 +13,13 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.graph import Builder, Graph, Node, Value
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.experts import TopK
 from partita.compiler.ops.float8 import ToFloat8
+from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.pointwise import pointwise
-from partita.compiler.ops.reduce import Reduce
+from partita.compiler.ops.reduce import ArgMax, Reduce
+from partita.compiler.ops.traits import SameTensor
 
 
 def in_float8(graph: Graph) -> Graph:
@@ -33,14 +37,20 @@ def in_float8(graph: Graph) -> Graph:
 
 def _keeps_elements(node: Node) -> bool:
     """Whether a parameter in another form is what it makes of a parameter."""
-    return bool(node.inputs) and (node.op.preserves_identity or node.op.is_view or node.op.rearranges)
+    return bool(node.inputs) and (isinstance(node.op, SameTensor) or node.op.is_view or node.op.rearranges)
+
+
+# They compare the elements of their operands, choose among them or add them up: their digits matter.
+SENSITIVE = (ArgMax, NegativeLogLikelihood, Reduce, TopK)
 
 
 def _marked(node: Node, weights: set[Value], exact: set[Value]) -> Node:
     positions = [i for i, value in enumerate(node.inputs) if value in weights]
     if len(positions) != 1 or not exact.isdisjoint(node.outputs):
         return node
-    op = node.op.in_float8([value.type for value in node.inputs], positions[0])
+    op = None
+    if isinstance(node.op, Dot):
+        op = node.op.in_float8([value.type for value in node.inputs], positions[0])
     return node if op is None else evolve(node, op=op)
 
 
@@ -51,7 +61,7 @@ def _exact(graph: Graph, plain: set[Value]) -> set[Value]:
         axes = {name for value in (*node.inputs, *node.outputs) for name in value.type.names}
         others = [value for value in node.inputs if value not in plain]
         passes = len(others) == 1 and node.op.elementwise_over(axes) and not exact.isdisjoint(node.outputs)
-        if node.op.precision_sensitive or passes:
+        if isinstance(node.op, SENSITIVE) or passes:
             exact.update(others)
     return exact
 
@@ -66,7 +76,7 @@ def expanded(graph: Graph) -> Graph:
     build = Builder(graph.names)
     cache: dict[tuple[object, ...], tuple[Value, Value]] = {}
     for node in graph.nodes:
-        quantized = node.op.of_quantized
+        quantized = node.op.of_quantized if isinstance(node.op, Dot) else None
         if quantized is None:
             build.nodes.append(node)
             continue

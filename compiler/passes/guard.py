@@ -13,8 +13,11 @@ from attrs import evolve
 
 from partita.compiler.graph import Builder, Graph, Guard, Node, Value
 from partita.compiler.ops.intervals import ANY, Interval, union
+from partita.compiler.ops.loss import KnownTargets
+from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import total
+from partita.compiler.ops.traits import SameTensor
 from partita.dsl.types import Axis, Type, integers
 
 
@@ -30,11 +33,11 @@ def guarded(graph: Graph) -> Graph:
         if lookup is not None:
             position, axis = lookup
             ids = node.inputs[position]
-            if not within(known.get(ids, _range(ids.type)), axis) and not _checked(graph, ids, node.op.ignored):
+            if not within(known.get(ids, _range(ids.type)), axis) and not _checked(graph, ids, _ignored(node.op)):
                 node = evolve(node, op=evolve(node.op, guarded=True))  # type: ignore[misc]
                 guard = Guard(f"ids.{len(guards)}", axis, node.span)
                 build.nodes = []
-                counts.append((guard.name, _outside(build.at(node), ids, axis, node.op.ignored)))
+                counts.append((guard.name, _outside(build.at(node), ids, axis, _ignored(node.op))))
                 nodes += build.nodes
                 guards.append(guard)
         nodes.append(node)
@@ -46,7 +49,7 @@ def guarded(graph: Graph) -> Graph:
 def _checked(graph: Graph, ids: Value, ignored: int | None) -> bool:
     """Whether ids that may be `ignored` are those of an input, all others of which are checked as they are read."""
     producers = graph.producers()
-    while (node := producers.get(ids)) is not None and node.op.preserves_identity:
+    while (node := producers.get(ids)) is not None and isinstance(node.op, SameTensor):
         (ids,) = node.inputs
     return ignored is not None and any(each.value == ids and each.ignored == (ignored,) for each in graph.inputs)
 
@@ -99,3 +102,8 @@ def _range(type: Type) -> Interval:
         return 0, 1
     held = integers(type.dtype)
     return held[0], held[-1]
+
+
+def _ignored(op: Op) -> int | None:
+    """An id that stands for none, and may be out of range."""
+    return op.ignore if isinstance(op, KnownTargets) else None

@@ -12,6 +12,8 @@ from attrs import define, evolve, field
 
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.ops.body import body_of
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.position import Dropout
 from partita.compiler.ops.scan import Scan
 from partita.compiler.ops.shape import Expand
 from partita.compiler.passes.guard import bounds, within
@@ -58,7 +60,7 @@ class Loop:
         inside = [node for node in nodes if not self._moved(build, node)]
         self._check_lookups(build, inside)
         for node in inside:
-            if node.op.draws:
+            if _draws(node.op):
                 message = f"`{node.op.label}` draws random numbers, and depends on what the scan carries"
                 raise refuse("E0401", message, node.span, help="`dropout(x, rate)` may depend on it")
         read = dict.fromkeys([value for node in inside for value in node.inputs] + list(updated))
@@ -101,7 +103,7 @@ class Loop:
             self.literals[node.output] = node
             return True
         inputs = [self._tensor(value) for value in node.inputs]
-        sliced = node.op.draws or any(value.type.has(name) for value in inputs)
+        sliced = _draws(node.op) or any(value.type.has(name) for value in inputs)
         op = node.op.vmapped(self.axis) if sliced else node.op
         if op is None or any(value in self.made for value in node.inputs):
             self.made.update(node.outputs)
@@ -115,3 +117,8 @@ class Loop:
         build.nodes.append(evolve(node, op=op, inputs=tuple(inputs), outputs=outputs))
         self.tensors.update(zip(node.outputs, outputs, strict=True))
         return True
+
+
+def _draws(op: Op) -> bool:
+    """Whether an operation draws random numbers itself, rather than taking some."""
+    return op.random and not isinstance(op, Dropout)

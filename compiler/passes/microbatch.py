@@ -26,6 +26,8 @@ from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, SparseGradientPart, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
+from partita.compiler.ops.body import widened
+from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise, cast, pointwise
@@ -306,7 +308,9 @@ class _Splitter:
             f"{value.name}: {value.type}, {_described(state, self.batch)}"
             for value, state in zip(node.inputs, states, strict=True)
         ]
-        help = f"{node.op.splitting_help(self.batch) or help}; or set microbatches = 1"
+        if isinstance(node.op, Custom):
+            help = node.op.splitting_help(self.batch) or help
+        help = f"{help}; or set microbatches = 1"
         return refuse("E0407", message, node.span, notes=notes, help=help)
 
     # ------------------------------------------------------------ what leaves the microbatch
@@ -436,7 +440,7 @@ class _Splitter:
                 if operand in self.state and operand not in totals:
                     totals[operand] = self._at_the_end(node, operand, original)
             inputs = tuple(totals[operand] for operand in node.inputs)
-            op = node.op.widened()  # what it reads has been summed in the dtype of accumulation
+            op = widened(node.op)  # what it reads has been summed in the dtype of accumulation
             types = op.infer(*(value.type for value in inputs))
             outputs = tuple(self.build.part(v, "total", type) for v, type in zip(node.outputs, types, strict=True))
             totals.update(zip(node.outputs, outputs, strict=True))
@@ -447,7 +451,7 @@ class _Splitter:
         """An operand of a deferred node. `original` is the node on its own stage."""
         producer = self.producers.get(value)
         if self.state[value] is None and producer is not None and producer.op.literal is not None:
-            op = producer.op.widened()
+            op = widened(producer.op)
             constant = self.build.part(value, "total", *op.infer())
             self.finish.append(evolve(producer, op=op, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant

@@ -18,6 +18,7 @@ from attrs import evolve
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.graph import Graph, Node, Parameter, Phase, Value
 from partita.compiler.naming import is_in, matches, named_scopes
+from partita.compiler.ops.slices import OfSlices
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.dsl.check.layouts import CLASSES, PARAM
 from partita.dsl.config.builtins import ALL
@@ -105,7 +106,12 @@ def _chosen(stage: StageGraph, named: Sequence[Scopes]) -> Iterator[Value]:
         for value in node.inputs:
             tensor = alias_root.get(value, value)
             maker = makers.get(tensor)
-            if value in makers and maker is not None and maker.op.literal is None and not maker.op.of_slices:
+            if (
+                value in makers
+                and maker is not None
+                and maker.op.literal is None
+                and not isinstance(maker.op, OfSlices)
+            ):
                 saved[value] = None
                 if in_scope or any(_inside(maker, scopes) for scopes in named):
                     inside.add(tensor)

@@ -16,7 +16,7 @@ from itertools import groupby
 from attrs import evolve
 
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.ops.collective import AllReduce, ReduceScatter
+from partita.compiler.ops.collective import AllReduce, Collective, ReduceScatter
 from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth, transferred_bytes
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.place import iteration_of
@@ -83,7 +83,7 @@ def _delayed(nodes: Sequence[Node]) -> list[Node]:
     ordered: list[Node] = []
     delayed: list[Node] = []
     for node in nodes:
-        if node.op.communicates:
+        if isinstance(node.op, Collective):
             if any(value in other.outputs for other in delayed for value in node.inputs):
                 ordered += delayed
                 delayed = []

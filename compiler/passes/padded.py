@@ -19,10 +19,13 @@ from attrs import evolve
 
 from partita.compiler.graph import Builder, Graph, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM
+from partita.compiler.ops.attention import Attention
+from partita.compiler.ops.lookup import ScatterAdd
 from partita.compiler.ops.op import ShardingRule
 from partita.compiler.ops.pointwise import Pointwise, constant, pointwise
 from partita.compiler.ops.position import Iota, Positioned
 from partita.compiler.ops.shape import Pad, Slice
+from partita.compiler.ops.traits import SameTensor
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type, integers
 
 INFINITY = float("inf")
@@ -204,7 +207,7 @@ class _Pass:
                 if SUM not in rule.results or node.op.neutral(axis):
                     return rule
                 return rule if any(self._linear(node, axis)) else None
-        if node.op.is_causal(axis) and any(read):
+        if isinstance(node.op, Attention) and node.op.is_causal(axis) and any(read):
             return ShardingRule(tuple(read), tuple(axis if type.has(axis) else None for type in results))
         return None
 
@@ -241,12 +244,12 @@ class _Pass:
                 inputs[i], known[i] = self._mask(inputs[i], axis), Padding.ZERO  # that of something that there is
             elif MAX in rule.results:
                 inputs[i] = self._mask(inputs[i], axis, -INFINITY)
-            elif i in node.op.divisors and not inputs[i].type.is_float:
+            elif isinstance(node.op, Pointwise) and i in node.op.divisors and not inputs[i].type.is_float:
                 inputs[i] = self._mask(inputs[i], axis, 1)
         read = [known[i] for i in having]
         if Padding.ANY in read or not node.op.is_finite:
             return [Padding.ANY] * len(node.outputs)
-        if zeros or node.op.adds_rows == axis:
+        if zeros or (isinstance(node.op, ScatterAdd) and node.op.adds_rows == axis):
             return [Padding.ZERO] * len(node.outputs)
         floats = [i for i, value in enumerate(inputs) if value.type.is_float]
         all_zero = all(known[i] is Padding.ZERO for i in floats)
@@ -257,7 +260,7 @@ class _Pass:
     def _is_index(node: Node, axis: str, position: int) -> bool:
         """Whether an operand of integers may be used as indices."""
         ids = node.op.ids([value.type for value in node.inputs])
-        if node.op.reduces or node.op.rearranges or node.op.preserves_identity or node.op.is_view:
+        if node.op.reduces or node.op.rearranges or isinstance(node.op, SameTensor) or node.op.is_view:
             return ids is not None and ids[0] == position
         return not node.op.elementwise_over((axis,))
 

@@ -18,8 +18,10 @@ from collections.abc import Callable, Collection, Sequence
 from attrs import define, evolve, field
 
 from partita.compiler.graph import Builder, Node, Phase, Value, substitute
-from partita.compiler.ops.host import Prefetch, ToDevice, ToHost, WaitPrefetch
+from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.host import HostCopy, Prefetch, ToDevice, ToHost, WaitPrefetch
 from partita.compiler.ops.op import Op
+from partita.compiler.ops.traits import LooksUp
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.place import iteration_of
 
@@ -46,14 +48,14 @@ def without_copies(partitioned: PartitionedGraph) -> PartitionedGraph:
     for stage in partitioned.stages:
         behind: dict[Value, Value] = {}
         for node in stage.nodes:
-            if node.op.is_host_transfer:
+            if isinstance(node.op, HostCopy):
                 behind[node.output] = behind.get(node.inputs[0], node.inputs[0])
         # The rows of a lookup have their own name once they are on the device.
         ahead = {source: copy for copy, source in behind.items() if source.host and source not in _parameters(stage)}
         nodes = [
             evolve(substitute(node, behind), outputs=tuple(ahead.get(value, value) for value in node.outputs))
             for node in stage.nodes
-            if not node.op.is_host_transfer
+            if not isinstance(node.op, HostCopy)
         ]
         back = [substitute(node, ahead) for node in nodes]
         stages.append(evolve(stage, nodes=tuple(back)))
@@ -66,7 +68,7 @@ def _parameters(stage: StageGraph) -> set[Value]:
 
 def looks_up(node: Node, value: Value) -> bool:
     """Whether all that a node does with a value is to look up rows of it, which are less than all of it."""
-    rows = node.op.looks_up is not None and value not in node.inputs[:-1]
+    rows = isinstance(node.op, LooksUp) and value not in node.inputs[:-1]
     return rows and node.output.type.bytes < value.type.bytes
 
 
@@ -90,7 +92,7 @@ class _Prefetching:
         """The stage that reads copies."""
         for phases in GROUPS:
             nodes = [node for node in self.stage.nodes if node.phase in phases]
-            units = self._units([node for node in nodes if not (node.op.sends or node.op.receives)])
+            units = self._units([node for node in nodes if not isinstance(node.op, Transfer)])
             for phase in phases:
                 self._copy(units, phase)
         nodes = [

@@ -8,8 +8,10 @@ from math import prod
 from attrs import frozen
 
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.loss import KnownTargets
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import ArgMax
+from partita.compiler.ops.traits import ReadsWeights, SameTensor
 from partita.compiler.optimizers.registry import Matrix
 from partita.dsl.types import INTEGERS, Axis
 
@@ -47,7 +49,7 @@ class Readers:
             for position, value in enumerate(node.inputs):
                 root, axes = roots.get(value, (value, None))
                 self.readers.setdefault(root, []).append(Reader(node, position, axes))
-            if node.op.preserves_identity:
+            if isinstance(node.op, SameTensor):
                 (source,) = node.inputs
                 root, axes = roots.get(source, (source, None))
                 reader = Reader(node, 0, axes)
@@ -76,8 +78,12 @@ class Readers:
         """The ids of an integer input that stand for none where it is an index."""
         if value.type.dtype not in INTEGERS:
             return ()
-        ids = {each.node.op.ignored for each in self._indexing(value)}
+        ops = {each.node.op for each in self._indexing(value)}
+        ids = {each.ignore for each in ops if isinstance(each, KnownTargets)}
         return tuple(sorted(each for each in ids if each is not None))
+
+    def _as_weights(self, value: Value) -> Iterator[tuple[Reader, ReadsWeights]]:
+        return ((each, op) for each in self.readers.get(value, ()) if isinstance(op := each.node.op, ReadsWeights))
 
     def _indexing(self, value: Value) -> Iterator[Reader]:
         """The readers of integers, wherever these are moved to: with others in a `concat`, say."""
@@ -88,13 +94,13 @@ class Readers:
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""
-        return any(each.node.op.reads_weights for each in self.readers.get(value, ()))
+        return any(True for _ in self._as_weights(value))
 
     def fans(self, value: Value) -> tuple[int, int]:
         """Fan-in, the axes its first `dot` sums over, and fan-out, the rest; without a `dot`, that is the last axis."""
         sizes = value.type.shape
-        for each in self.readers.get(value, ()):
-            fans = each.node.op.fans(each.node.inputs[each.position].type)
+        for each, op in self._as_weights(value):
+            fans = op.fans(each.node.inputs[each.position].type)
             if fans is not None:
                 return fans
         return (prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)
@@ -104,8 +110,8 @@ class Readers:
 
         An axis of which a part is summed, because the parameter is split before the product, counts as summed.
         """
-        for each in self.readers.get(value, ()):
-            groups = each.node.op.matrix([operand.type for operand in each.node.inputs], each.position)
+        for each, op in self._as_weights(value):
+            groups = op.matrix([operand.type for operand in each.node.inputs], each.position)
             if groups is not None:
                 inner, stacked = (set(each.sources(names)) for names in groups)
                 names = value.type.names
@@ -118,8 +124,8 @@ class Readers:
 
     def rows(self, value: Value) -> tuple[str, ...]:
         """The axes that tell apart the rows of a table that are looked up; empty if they are not."""
-        for each in self.readers.get(value, ()):
-            rows = each.node.op.looked_up([operand.type for operand in each.node.inputs], each.position)
+        for each, op in self._as_weights(value):
+            rows = op.looked_up([operand.type for operand in each.node.inputs], each.position)
             if rows:
                 return tuple(each.sources(rows))
         return ()

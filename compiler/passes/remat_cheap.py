@@ -11,6 +11,10 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Phase, Value
+from partita.compiler.ops.lookup import OneHot
+from partita.compiler.ops.loss import KnownTargets
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Pointwise
 
 _PHASES = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # in execution order; 0: never
 # The longest chain of operations to rematerialize. The backward pass needs the end of a chain first, and would hold all
@@ -42,6 +46,17 @@ def remat_cheap(graph: Graph, gathered: bool) -> Graph:
     return evolve(graph, nodes=tuple(nodes))
 
 
+# In one pass over memory, without arithmetic worth counting.
+CHEAP = (Cast, KnownTargets, OneHot)
+
+
+def _cheap(op: Op) -> bool:
+    """Whether a result is better recomputed, in one pass over memory with at most two FLOPs for each element, than
+    kept.
+    """
+    return FUNCTIONS[op.function].flops <= 2 if isinstance(op, Pointwise) else isinstance(op, CHEAP)
+
+
 def _needed(graph: Graph, producers: dict[Value, Node], gathered: bool) -> dict[Value, int]:
     """The values to rematerialize, and the phase in which each is needed first."""
     forward = {value: node for node in graph.nodes if node.phase is Phase.FORWARD for value in node.outputs}
@@ -55,7 +70,7 @@ def _needed(graph: Graph, producers: dict[Value, Node], gathered: bool) -> dict[
         reach = min((_reach(each, node, producers, until) for each in node.inputs), default=0)
         depth = 1 + max((again.get(each, 0) for each in node.inputs), default=0)
         until[value] = last.get(value, 0)
-        if reach and node.op.cheap and value not in elsewhere and depth <= DEPTH:
+        if reach and _cheap(node.op) and value not in elsewhere and depth <= DEPTH:
             again[value] = depth
             latest[value] = reach
             until[value] = max(until[value], reach)

@@ -8,7 +8,8 @@ from attrs import evolve
 
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.layout import MAX, SUM, Layout, State, global_type, layout_of, local_type
-from partita.compiler.ops.host import CopyOut, ToDevice, WaitCopyOut
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.host import CopyOut, ToDevice, ToHost, WaitCopyOut
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.choice import local_op
 from partita.compiler.passes.shard.resharding import Resharding
@@ -35,7 +36,7 @@ class ShardedBuilder(Builder):
         if known is not None and any(known in node.outputs for node in self.nodes):
             return known
         for step in self.resharding.path(value.type, value.layout, target):
-            if step.op.communicates:
+            if isinstance(step.op, Collective):
                 value = self.copied(value, False)
             moved = value.derived(self.unique(value.name), step.type, step.layout)
             self.nodes.append(Node(step.op, (value,), (moved,), self.scope, self.span, self.phase, self.stage))
@@ -66,7 +67,7 @@ class ShardedBuilder(Builder):
         stem = name or f"{self.scope}.{op.label}"
         types = op.infer(*(value.type for value in inputs))
         names = [stem if not i else f"{stem}.{op.results[i]}" for i in range(len(types))]
-        host = any(value.host for value in inputs) if op.host is None else op.host
+        host = isinstance(op, ToHost) or (not isinstance(op, ToDevice) and any(value.host for value in inputs))
         outputs = tuple(
             evolve(self.value(each, type), layout=layout, host=host)
             for each, type, layout in zip(names, types, layouts, strict=True)

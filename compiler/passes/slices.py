@@ -23,6 +23,7 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
+from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.position import SLICE, Microbatch
 from partita.compiler.ops.slices import GatherSlices, KeepInFirstPart, OfSlices, PlaceSlice, ScatterSlices
@@ -172,7 +173,13 @@ class _Slicer:
             return {SUM: PORTION, MAX: 0}.get(str(want), PART)
         if want is None and value in self.known:
             return WHOLE_TENSOR if is_split(have) else WHOLE_SUM
-        if want is None and is_split(have) and node.op.is_causal(have) and self._forward(value) is not None:
+        if (
+            want is None
+            and is_split(have)
+            and isinstance(node.op, Attention)
+            and node.op.is_causal(have)
+            and self._forward(value) is not None
+        ):
             return GATHER
         if is_split(want) and self.backward.get(value) == want:
             return SCATTER

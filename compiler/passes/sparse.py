@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Graph, Node, Parameter, Value, substitute
+from partita.compiler.ops.lookup import ScatterAdd
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import Cast
 from partita.compiler.ops.sparse import UpdateRows
+from partita.compiler.ops.traits import LooksUp
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Train
 from partita.dsl.syntax.source import Span
@@ -32,7 +34,7 @@ class Tables:
 
 def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int, train: Train) -> Tables:
     """Find the sparse parameters. `slices` are the parts of a sequence in which microbatches are cut."""
-    producers = {node.outputs[0]: node for node in graph.nodes if node.op.adds_rows}
+    producers = {node.outputs[0]: node for node in graph.nodes if isinstance(node.op, ScatterAdd) and node.op.adds_rows}
     contributions: dict[str, list[object]] = {}
     for each in graph.gradients:
         contributions.setdefault(each.parameter, []).append(producers.get(each.value))
@@ -43,7 +45,7 @@ def tables(graph: Graph, updates: Mapping[str, Update], batch: str, slices: int,
         if update is None:
             continue
         nodes = [node for value, node in producers.items() if node in contributions.get(parameter.name, ())]
-        axes = {str(node.op.adds_rows) for node in nodes}
+        axes = {node.op.over for node in nodes if isinstance(node.op, ScatterAdd)}
         terms = contributions.get(parameter.name, [])
         if not nodes:
             if update.lazy:
@@ -89,7 +91,7 @@ def cast_by_rows(graph: Graph, updates: Mapping[str, Update]) -> Graph:
     for parameter in graph.parameters:
         value, update = parameter.value, updates.get(parameter.name)
         own = readers.get(value, [])
-        looked_up = all(node.op.looks_up and node.inputs[0] is not value for node in own)
+        looked_up = all(isinstance(node.op, LooksUp) and node.inputs[0] is not value for node in own)
         if update is not None and update.may_be_sparse and looked_up and own and value.type != parameter.master:
             masters[value] = evolve(value, type=parameter.master)
     if not masters:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import ceil, prod
-from typing import cast
 
 from attrs import evolve, field, frozen
 
@@ -97,11 +96,11 @@ class StackingBuilder(ShardedBuilder):
 
     def apply_all(self, op: Op, *inputs: Value, name: str | None = None) -> tuple[Value, ...]:
         """As for any operation, or its result before there is any node that makes it."""
-        if op.by_matrix:
-            (value,), whole = inputs, cast("OfMatrices", op)
-            if any(value.layout.over(axis) for side in whole.sides(value.type) for axis in side):
+        if isinstance(op, OfMatrices):
+            (value,) = inputs
+            if any(value.layout.over(axis) for side in op.sides(value.type) for axis in side):
                 result = evolve(self.value(name or f"{self.scope}.{op.label}", value.type), layout=value.layout)
-                self._deferred.append(self._form(whole, value, result))
+                self._deferred.append(self._form(op, value, result))
                 return (result,)
         return super().apply_all(op, *inputs, name=name)
 

@@ -36,9 +36,11 @@ from partita.compiler.layout import (
     tensor_type,
     within_axes,
 )
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.host import ToDevice, ToHost
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
+from partita.compiler.ops.optimizer import EMA, Ema, Store, Update, target_of
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
 from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows, SparseAllToAll, entries
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucket_limits, bucketed, by_depth
@@ -226,7 +228,7 @@ class UpdateGraph:
                 if not under_way.isdisjoint(node.inputs):
                     break
                 count += 1
-                if node.op.communicates:
+                if isinstance(node.op, Collective):
                     under_way.update(node.outputs)
             ordered += nodes[:count] + before
             before = nodes[count:]
@@ -375,7 +377,7 @@ class _UpdateBuilder:
         for stage in self.partitioned.stages:
             self._stand(f"stage {stage.index}", Phase.REDUCE, stage.index)
             reduced = {each.name: each.value for each in stage.accumulators}
-            last = {node.op.accumulator: i for i, node in enumerate(stage.nodes)}
+            last = {target_of(node.op): i for i, node in enumerate(stage.nodes)}
             for each in sorted(stage.accumulators, key=lambda each: last.get(each.name, -1)):
                 if each.parameter and each.term is None:
                     total = self._moved(each.value, self.layouts[each.parameter].state)
@@ -595,7 +597,11 @@ class _UpdateBuilder:
             made_of = [self._moved(value, each.layouts.compute) for value in made_of]
         others = op.operands(self.build, whole, on_device[0], made_of[0], made_of[1:])
         read = {value for node in self.build.nodes for value in node.inputs}
-        self.build.nodes = [node for node in self.build.nodes if node.op.host is None or read.issuperset(node.outputs)]
+        self.build.nodes = [
+            node
+            for node in self.build.nodes
+            if not isinstance(node.op, (ToHost, ToDevice)) or read.issuperset(node.outputs)
+        ]
         prepare: tuple[Node, ...] = ()
         if self.build.deferred(self.build.nodes):
             prepare, self.build.nodes = tuple(self.build.nodes), []

@@ -3,7 +3,7 @@
 Every rank holds a part of each parameter with the axis, and computes with it on stages of its own
 (`partita.compiler.schedules.schedule.SharedVocabulary`): lookups before the first stage, and the output layer after the
 last one. As along any mesh axis, each value is split along the axis, partial (SUM or MAX), or whole, by the sharding
-rules of the operations; an operation without a rule may say what each part contributes (`Op.partial_reduce`). Nothing
+rules of the operations; an operation without a rule may say what each part contributes (`PartialReduction`). Nothing
 is exchanged but values that are whole or partial, by the sends and receives between stages:
 
 - a partial value is summed up where it is read, in order of the ranks;
@@ -23,6 +23,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Parameter, Pa
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import ShardingRule
 from partita.compiler.ops.pointwise import Detach, pointwise
+from partita.compiler.ops.traits import PartialReduction
 from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.syntax.source import Span
@@ -336,6 +337,8 @@ class _Divided:
         for rank in self.ranks if axis is not None and node.phase is Phase.FORWARD else ():
             inputs = self._operands(node, states, stage, rank)
             before = len(self.build.nodes)
+            if not isinstance(node.op, PartialReduction):
+                break
             contribution = node.op.partial_reduce(self.build, evolve(node, inputs=inputs), axis or "")
             if contribution is None:
                 break
@@ -343,7 +346,7 @@ class _Divided:
                 op = new.op.sharded(axis or "", self._size(node, axis or ""), self.over, len(self.ranks))
                 self.build.nodes[i] = evolve(new, op=op)
             contributions.append(contribution)
-        if not contributions:
+        if not contributions or not isinstance(node.op, PartialReduction):
             raise self._at_once(node)
         self.build.stage = self.stages.loss
         results = node.op.combine_parts(self.build, node, contributions)

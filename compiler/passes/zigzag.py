@@ -2,7 +2,7 @@
 
 Inputs, parameters and buffers are put into that order where they are read, and outputs and new values of buffers back
 into their own. In between, operations do the same wherever positions stand, or know where they do (`Op.in_zigzag`). Of
-the others, those that look at a few neighbours (`Op.reach`) are computed for each of the 2N parts, beside which the
+the others, those that look at a few neighbours (`Stencil`) are computed for each of the 2N parts, beside which the
 ends of its neighbours stand; lookups have other ids; and what is left has the axis whole and in its own order. So
 layouts split such an axis as any other, and neither gradients nor collectives, nor what a run reads or stores, know of
 the order.
@@ -20,6 +20,7 @@ from partita.compiler.naming import chunks
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.pointwise import constant, pointwise
 from partita.compiler.ops.shape import Concat, Merge, Rename, Shift, Slice, Split
+from partita.compiler.ops.traits import Stencil
 from partita.compiler.ops.zigzag import Zigzag
 from partita.dsl.diagnostic import refuse
 from partita.dsl.syntax.source import Span
@@ -122,8 +123,9 @@ class _Pass:
 
     def _by_parts(self, build: Builder, node: Node, axis: str, ranks: int) -> list[Node]:
         """The operation on each part and a few positions before and after it. None of it if it needs more."""
-        reach = node.op.reach(axis)
-        if reach is None or any(value.type.has(axis) for value in node.inputs[1:]):
+        op = node.op
+        reach = op.reach(axis) if isinstance(op, Stencil) else None
+        if not isinstance(op, Stencil) or reach is None or any(value.type.has(axis) for value in node.inputs[1:]):
             return []
         (x, *others), (y,) = node.inputs, node.outputs
         whole = x.type.axis(axis)
@@ -146,7 +148,7 @@ class _Pass:
         longer = Axis(f"{axis}~longer", half.size + sum(reach))
         values, ends = zip(*pieces, strict=True)
         beside = build.apply(Concat(ends, longer), *values)
-        made = build.apply(node.op.inside(axis, longer, half), beside, *others)
+        made = build.apply(op.inside(axis, longer, half), beside, *others)
         merge = Merge((parts.name, half.name), whole)
         return [*build.nodes, evolve(node, op=merge, inputs=(made,), outputs=(y,))]
 

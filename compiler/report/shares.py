@@ -56,7 +56,7 @@ def matrix_shares(state: Partitioned, names: Collection[str] | None = None) -> t
 def _shares(state: Partitioned, stacked: Stacked) -> Iterator[MatrixShare]:
     makers = {value: node for node in stacked.nodes for value in node.outputs}
     for node in stacked.nodes:
-        if not node.op.by_matrix:
+        if not isinstance(node.op, OfMatrices):
             continue
         (x,), first = node.inputs, node
         while first.inputs[0] in makers:

@@ -52,6 +52,7 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Accumulator, Graph, Input, Master, Node, Parameter, Value
 from partita.compiler.instructions import Direction, Message
+from partita.compiler.ops.communication import Receive
 from partita.compiler.ops.op import Op
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -113,7 +114,7 @@ class _StageReader(GraphReader):
         self.known = known
 
     def made(self, op: Op, name: str, value: Value) -> Value:
-        return super().defined(name, value) if op.receives else self.defined(name, value)
+        return super().defined(name, value) if isinstance(op, Receive) else self.defined(name, value)
 
     def defined(self, name: str, value: Value) -> Value:
         known = self.known.get(value.name)

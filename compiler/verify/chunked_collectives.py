@@ -18,7 +18,7 @@ from functools import singledispatchmethod
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value, substitute
-from partita.compiler.ops.collective import Reshard
+from partita.compiler.ops.collective import PIECEWISE, Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pieces import Join, Piece, whole_size
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
@@ -69,7 +69,7 @@ class _Stage:
 
     def whole(self) -> StageGraph:
         """The stage, as it is if nothing is in pieces."""
-        if not any(node.op.of_pieces for node in self.stage.nodes):
+        if not any(isinstance(node.op, (Piece, Join)) for node in self.stage.nodes):
             return self.stage
         nodes: list[Node] = []
         for node in self.stage.nodes:
@@ -136,7 +136,7 @@ class _Stage:
         if not any(value in self.parts for value in node.inputs):
             inputs = tuple(self.instead.get(value, value) for value in node.inputs)
             return [node if inputs == node.inputs else evolve(node, inputs=inputs)]
-        known = op.piecewise is not None and len(node.inputs) == 1
+        known = isinstance(op, PIECEWISE) and op.count == 1
         require(known, f"{quoted(node)} is not made piece by piece", *node.inputs)
         part, ((before, after),) = self.parts[node.inputs[0]], op.ends
         form = part.form

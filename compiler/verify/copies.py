@@ -24,6 +24,10 @@ from attrs import define
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import PostCopy, WaitCopy
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.host import ASYNC_COPIES, HostCopy, ToDevice, ToHost
+from partita.compiler.ops.optimizer import Update
+from partita.compiler.ops.slices import OfSlices
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, StageProgram
@@ -62,7 +66,9 @@ class Copies:
             with self.check.at():
                 self._instructions(rank, self.program.schedule)
             names, reduce = self._parameters(rank), dict(self.update.reduce)
-            early = [node for stage in rank.stages for node in reduce.get(stage, ()) if node.op.async_start]
+            early = [
+                node for stage in rank.stages for node in reduce.get(stage, ()) if isinstance(node.op, ASYNC_COPIES)
+            ]
             with self.check.at(where=f"the updates of rank {rank.rank}"):
                 self._in_order([*early, *self.update.parameter_updates(names)])
             with self.check.at(where=f"the averages of rank {rank.rank}"):
@@ -76,18 +82,18 @@ class Copies:
         in_flight: dict[Value, Value] = {}  # copies under way, and what they are of
         copied = Counter[Value]()  # the memory of that
         for node in nodes:
-            lands = node.op.is_host_transfer and node.op.is_view and node.output.host
+            lands = isinstance(node.op, HostCopy) and node.op.is_view and node.output.host
             for value in node.inputs:
                 require(value not in outputs or value in available, f"`{value.name}` is read before it is made", value)
                 early = value in in_flight and not (lands and value is node.inputs[0])
                 require(not early, f"`{value.name}` is read before it has landed", value)
-            written = [each for each in node.op.overwritten(node.inputs) if copied[behind.get(each, each)]]
+            written = [each for each in _overwritten(node) if copied[behind.get(each, each)]]
             require(not written, "what is on its way to the host is overwritten", *written)
             if lands:
                 copy, source = node.inputs
                 require(in_flight.pop(copy, None) is source, f"`{copy.name}` is not of `{source.name}`", copy, source)
                 copied[behind.get(source, source)] -= 1
-            elif node.op.async_start:
+            elif isinstance(node.op, ASYNC_COPIES):
                 (source,) = node.inputs
                 in_flight[node.output] = source
                 copied[behind.get(source, source)] += 1
@@ -107,7 +113,7 @@ class Copies:
         for node in graph.nodes:
             with self.check.at(node.span, f"on stage {graph.index}"):
                 memories(node)
-                arrives = node.op.is_host_transfer and node.op.is_view
+                arrives = isinstance(node.op, HostCopy) and node.op.is_view
                 for value in node.inputs:
                     message = f"`{value.name}` is read before it has arrived"
                     require(
@@ -118,7 +124,7 @@ class Copies:
                     copied = in_flight.get(value) or loaded.get(value)
                     same = copied is None or copied.phase is node.phase
                     require(same, f"a copy of a parameter is kept from one phase to another: `{value.name}`", value)
-                if node.op.async_start:
+                if isinstance(node.op, ASYNC_COPIES):
                     in_flight.update(dict.fromkeys(node.outputs, node))
                 elif arrives:
                     loaded.update(dict.fromkeys(node.outputs, node))
@@ -131,7 +137,7 @@ class Copies:
         for node in graph.nodes:
             if node.op.is_view:
                 behind[node.output] = behind.get(node.inputs[0], node.inputs[0])
-            elif node.phase is Phase.FORWARD and node.op.literal is None and not node.op.of_slices:
+            elif node.phase is Phase.FORWARD and node.op.literal is None and not isinstance(node.op, OfSlices):
                 allocated.update(node.outputs)
         forward = {value for node in graph.nodes if node.phase is Phase.FORWARD for value in node.outputs}
         copied = {behind.get(value, value) for value in graph.offloaded}
@@ -172,13 +178,25 @@ def memories(node: Node) -> None:
     """
     sources = {value.host for value in node.inputs}
     targets = {value.host for value in node.outputs}
-    require(not (node.op.communicates and any(sources)), f"{quoted(node)} is sent from the host's memory", *node.inputs)
-    if node.op.host is not None:
-        right = sources == {not node.op.host} and targets == {node.op.host}
+    require(
+        not (isinstance(node.op, Collective) and any(sources)),
+        f"{quoted(node)} is sent from the host's memory",
+        *node.inputs,
+    )
+    if isinstance(node.op, (ToHost, ToDevice)):
+        host = isinstance(node.op, ToHost)
+        right = sources == {not host} and targets == {host}
         require(right, f"{quoted(node)} is not copied from one memory to the other", *node.inputs)
-    elif node.op.is_host_transfer:
+    elif isinstance(node.op, HostCopy):
         require(
             node.inputs[0].host in targets, f"{quoted(node)} has not arrived in the memory in which it is", *node.inputs
         )
     elif node.outputs:
         require(len(sources | targets) <= 1, f"{quoted(node)} is made of tensors in two memories", *node.inputs)
+
+
+def _overwritten(node: Node) -> Sequence[Value]:
+    """The operands to which a node may write."""
+    if isinstance(node.op, Update):
+        return node.op.overwritten(node.inputs)
+    return node.inputs if node.op.overwrites else ()

@@ -6,7 +6,7 @@ rank's part. What the parts are follows from the undivided operations, however t
 - A rank's share of an operation by one of its sharding rules makes that rank's part of the result: a shard along the
   axis, a term of a sum, or what a maximum is taken of.
 - All terms added in the order of the ranks are the sum; likewise the maximum.
-- What the parts contribute to an operation (`Op.partial_reduce`), put together (`Op.of_parts`), are its results.
+- What the parts contribute to an operation (`PartialReduction`), put together, are its results.
 
 Every value of the divided graph must have one of these numbers, on a stage of the rank whose part it is. Loss, metrics,
 outputs and updates must be whole, and the contributions to a gradient must be all parts of what it was. A parameter in
@@ -24,6 +24,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Parameter, Va
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.traits import PartialReduction
 from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.reference import Reference
@@ -92,8 +93,8 @@ class Division:
             if any(states) and axes.issuperset(split_axes(states)):
                 self._by_rule(node, rule, operands, results)
         axis = next((each for each in axes if any(value.type.has(each) for value in node.inputs)), None)
-        if axis is not None and type(node.op).partial_reduce is not Op.partial_reduce:
-            self._by_parts(node, axis, operands, results)
+        if axis is not None and isinstance(node.op, PartialReduction):
+            self._by_parts(node, node.op, axis, operands, results)
 
     def _local(self, op: Op, axis: str, values: Sequence[Value]) -> Op:
         """An operation on a rank's shard of an axis, of these values of the whole."""
@@ -122,7 +123,9 @@ class Division:
             joined = pointwise(build, COMBINED[state], joined, value)
         self._learn(build.nodes, dict(zip(values, parts, strict=True)), (joined,), (number,))
 
-    def _by_parts(self, node: Node, axis: str, operands: Sequence[int], results: Sequence[int]) -> None:
+    def _by_parts(
+        self, node: Node, op: PartialReduction, axis: str, operands: Sequence[int], results: Sequence[int]
+    ) -> None:
         contributions, numbers = [], dict[Value, int]()
         for rank in range(self.spread.ranks):
             inputs = []
@@ -131,12 +134,12 @@ class Division:
                 inputs.append(Value(f"{value.name} {rank}", self._cut(value.type, axis)))
                 numbers[inputs[-1]] = self._part(number, split, rank)
             build = Builder()
-            contribution = node.op.partial_reduce(build, evolve(node, inputs=tuple(inputs)), axis)
+            contribution = op.partial_reduce(build, evolve(node, inputs=tuple(inputs)), axis)
             if contribution is None:
                 return
             for new in build.nodes:
-                op = self._local(new.op, axis, node.inputs)
-                key = op, tuple(numbers[value] for value in new.inputs), rank
+                local = self._local(new.op, axis, node.inputs)
+                key = local, tuple(numbers[value] for value in new.inputs), rank
                 if key not in self.shares:
                     names = [("contribution", *key, i) for i in range(len(new.outputs))]
                     types = [value.type for value in new.outputs]
@@ -145,7 +148,7 @@ class Division:
                 numbers.update(zip(new.outputs, self.shares[key], strict=True))
             contributions.append(contribution)
         build = Builder()
-        self._learn(build.nodes, numbers, node.op.combine_parts(build, node, contributions), results)
+        self._learn(build.nodes, numbers, op.combine_parts(build, node, contributions), results)
 
     def _learn(
         self, nodes: Sequence[Node], numbers: dict[Value, int], results: Sequence[Value], known: Sequence[int]

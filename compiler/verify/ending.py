@@ -19,6 +19,7 @@ from attrs import define, field
 from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
 from partita.compiler.layout import SUM, Layout, layout_of, within_axes
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.host import ASYNC_COPIES, HostCopy
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
 from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows
@@ -102,7 +103,10 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
-                combines, copies = node.op.combines_rows, node.op.is_host_transfer and node.op.async_start
+                combines, copies = (
+                    isinstance(node.op, (Coalesce, MergeRows)),
+                    isinstance(node.op, HostCopy) and isinstance(node.op, ASYNC_COPIES),
+                )
                 with self.check.at(node.span, where):
                     require(node.op.reshards or combines or copies, f"{quoted(node)} is not a resharding")
                     memories(node)
@@ -141,7 +145,7 @@ class Ending:
         by_source = {
             tuple(values.get(value, UNKNOWN) for value in node.inputs): node.op.by_source
             for node in reduce
-            if node.op.by_source is not None
+            if isinstance(node.op, Coalesce) and node.op.by_source is not None
         }
         terms = {
             (each.parameter, each.term.number, each.term.ids): (each.name, total)

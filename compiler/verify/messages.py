@@ -9,7 +9,7 @@ from attrs import define, field
 
 from partita.compiler.graph import Node, Phase
 from partita.compiler.instructions import Direction, Message
-from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.rules import Violation, require
@@ -35,14 +35,16 @@ class Messages:
     def of(partitioned: PartitionedGraph, check: Checker) -> Messages:
         """Match the ends of all messages with each other and with `PartitionedGraph.messages`."""
         messages = Messages(partitioned.depth)
-        received = {v for stage in partitioned.stages for n in stage.nodes if n.op.receives for v in n.outputs}
+        received = {
+            v for stage in partitioned.stages for n in stage.nodes if isinstance(n.op, Receive) for v in n.outputs
+        }
         for stage in partitioned.stages:
             for node in stage.nodes:
                 with check.at(node.span, f"on stage {stage.index}"):
-                    if node.op.sends:
+                    if isinstance(node.op, Send):
                         messages._end(messages.sends, key_of(node, stage.index), node, "sent")
                         require(not received & {*node.inputs}, "a stage sends what it was sent itself", *node.inputs)
-                    elif node.op.receives:
+                    elif isinstance(node.op, Receive):
                         messages._end(messages.receives, key_of(node, stage.index), node, "received")
         for key in dict.fromkeys((*messages.sends, *messages.receives)):
             node = messages.sends.get(key) or messages.receives[key]

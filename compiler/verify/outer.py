@@ -16,6 +16,7 @@ from attrs import define
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import SUM, Layout
 from partita.compiler.ops.groups import ANCHOR, Outer, OuterSgd, SumOfGroups, outer_optimizer
+from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.optimizer import Store
 from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.update import OuterUpdate
@@ -120,7 +121,7 @@ class Outers:
                 new = results[0]
                 stored += each.states
             else:
-                moves = node.op.is_host_transfer
+                moves = isinstance(node.op, HostCopy)
                 require(node.op.reshards or moves, f"{quoted(node)} is no part of the average as it is declared")
                 results = check.results(node, numbers, new=moves)
             values.update(zip(node.outputs, results, strict=True))

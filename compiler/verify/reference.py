@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from partita.compiler.graph import Accumulator, Graph, Parameter, Value
 from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import target_of
 from partita.compiler.verify.value_numbering import ValueNumbering
 
 # A contribution to an accumulator: the accumulating operation, and the value number of its operand.
@@ -48,8 +49,9 @@ class Reference:
             numbers[master.value] = numbering.given(master.kind, master.parameter, type=type)
         for node in graph.nodes:
             operands = tuple(numbers[value] for value in node.inputs)
-            if node.op.accumulator is not None:
-                key = node.op.accumulator, node.stage
+            target = target_of(node.op)
+            if target is not None:
+                key = target, node.stage
                 whole.contributions.setdefault(key, []).append((node.op, operands[0]))
             else:
                 numbers.update(zip(node.outputs, numbering.of(node.op, operands), strict=True))

@@ -10,10 +10,15 @@ from __future__ import annotations
 from attrs import define
 
 from partita.compiler.graph import Node, Phase
+from partita.compiler.ops.position import Positioned
+from partita.compiler.ops.slices import GatherSlices, OfSlices, ScatterSlices
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.verify.checker import Checker
 from partita.compiler.verify.rules import require
+
+# They go through the slices of a microbatch, forward and backward; the tensor that these share is their first operand.
+THROUGH_SLICES = (GatherSlices, ScatterSlices)
 
 
 @define(eq=False)
@@ -28,7 +33,7 @@ class Slices:
         """Check all stages."""
         for stage in self.partitioned.stages:
             owner: dict[object, Node] = {}
-            shared = {value: node.op for node in stage.nodes if node.op.of_slices for value in node.outputs}
+            shared = {value: node.op for node in stage.nodes if isinstance(node.op, OfSlices) for value in node.outputs}
             with self.check.at(where=f"on stage {stage.index}"):
                 require(len(set(shared.values())) == len(shared), "two tensors that slices share are one")
             for node in stage.nodes:
@@ -38,13 +43,14 @@ class Slices:
                         if value in shared:
                             first = owner.setdefault(shared[value], node)
                             require(first is node, f"`{value.name}`, which slices share, has two owners", value)
-                            allowed = node.op.through_slices is not None and value is node.inputs[0]
+                            allowed = isinstance(node.op, THROUGH_SLICES) and value is node.inputs[0]
                             require(allowed, f"`{node.op.label}` reads `{value.name}`, which slices share", value)
 
     def _node(self, node: Node) -> None:
         op, slices = node.op, self.schedule.slices
-        many = f"`{op.label}` cuts a sequence into {sorted(op.slices)} slices, and the schedule has {slices}"
-        require(op.slices <= {slices}, many, *node.outputs)
-        if op.through_slices is not None:
+        if isinstance(op, Positioned):
+            many = f"`{op.label}` cuts a sequence into {sorted(op.slices)} slices, and the schedule has {slices}"
+            require(op.slices <= {slices}, many, *node.outputs)
+        if isinstance(op, THROUGH_SLICES):
             forward = node.phase is Phase.FORWARD
-            require(forward == (op.through_slices == "forward"), f"`{op.label}` in phase {node.phase}", *node.outputs)
+            require(forward == isinstance(op, GatherSlices), f"`{op.label}` in phase {node.phase}", *node.outputs)

@@ -17,6 +17,8 @@ from attrs import define, field
 
 from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
 from partita.compiler.layout import MAX, SUM
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -66,14 +68,14 @@ class Stages:
             nodes = stage.graph.nodes
             while stage.position < len(nodes):
                 node = nodes[stage.position]
-                if node.op.receives:
+                if isinstance(node.op, Receive):
                     key = key_of(node, stage.graph.index)
                     if key in self.messages.sent and key not in self.arrived:
                         waiting[key] = stage
                         break
                 stage.position += 1
                 self._node(stage, node)
-                if node.op.sends:
+                if isinstance(node.op, Send):
                     woken = waiting.pop(key_of(node, stage.graph.index), None)
                     ready += [woken] if woken else []
         for key, stage in waiting.items():
@@ -139,16 +141,16 @@ class Stages:
             )
             operands.append(number)
         op = node.op
-        if op.receives:
+        if isinstance(op, Receive):
             return (self.arrived.get(key_of(node, stage.graph.index), UNKNOWN),)
-        if op.sends:
+        if isinstance(op, Send):
             self.arrived[key_of(node, stage.graph.index)] = operands[0]
             return ()
         if isinstance(op, Accumulate):
             self._accumulate(stage, node, op, operands[0])
             return ()
         require(phase != 0 or not op.microbatch_dependent, "the prologue has no microbatch", *node.outputs)
-        return self.check.results(node, tuple(operands), new=op.is_host_transfer)
+        return self.check.results(node, tuple(operands), new=isinstance(op, HostCopy))
 
     # ------------------------------------------------------------ accumulation
 

@@ -20,6 +20,7 @@ from partita.compiler.codegen.functions import StageFunctions
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.graph import Node, Value
 from partita.compiler.instructions import Channel, Compute, Message, PostReceive, PostSend
+from partita.compiler.ops.optimizer import target_of
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.early_collectives import EarlyCollectives
 from partita.compiler.passes.update import UpdateGraph
@@ -113,7 +114,7 @@ class Transfers:
         for node in nodes:
             if node in start:
                 read.update(node.inputs)
-            target = node.op.accumulator
+            target = target_of(node.op)
             require(target is None or sums[target] not in read, f"`{target}` is reduced before all is added to it")
         require(start <= set(nodes), f"stage {of.stage.index} does not start all of its reductions")
 

@@ -17,8 +17,11 @@ from memory import Live
 from partita.compiler.analysis.traffic import outer_nodes, update_nodes
 from partita.compiler.codegen.sums import accumulated
 from partita.compiler.graph import Node
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.op import Argument, Op
-from partita.compiler.ops.optimizer import Accumulate, Update
+from partita.compiler.ops.optimizer import Accumulate, Update, target_of
 from partita.compiler.pipeline import compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
@@ -99,8 +102,8 @@ class Measured:
         with a gradient that is `strided`.
         """
         op, operands, results = node.op, *([value.type for value in each] for each in (node.inputs, node.outputs))
-        alone = not (op.communicates or op.sends or op.receives or op.is_view or op.accumulator is not None)
-        on_host = op.is_host_transfer or any(value.host for value in (*node.inputs, *node.outputs))
+        alone = not (isinstance(op, (Collective, Transfer)) or op.is_view or target_of(op) is not None)
+        on_host = isinstance(op, HostCopy) or any(value.host for value in (*node.inputs, *node.outputs))
         if not alone or on_host or op.literal is not None or op.name.startswith("custom"):
             return
         target = into.op.type if into is not None and isinstance(into.op, Accumulate) else None

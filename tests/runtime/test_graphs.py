@@ -230,6 +230,14 @@ def test_what_the_host_decides_is_not_captured():
     assert code == "E0318"
 
 
+def test_dropout_of_adapters_is_not_captured():
+    text = (SPECS / "zoo" / "lora.par").read_text().replace("alpha = 8)", "alpha = 8, dropout = 10%)")
+    spec, _ = load_text(text.replace("train {", "train {\n  graphs = true"))
+    assert spec is not None
+    with pytest.raises(Refused, match="a step cannot be captured: this draws random numbers"):
+        prepare(spec)
+
+
 def test_operations_of_the_files_own_are_not_captured(tmp_path: Path):
     spec, _ = load(written(tmp_path / "own"), ("train.graphs=true",))
     assert spec is not None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.costs.nodes import seconds
+from partita.compiler.ops.collective import Collective
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
 from partita.dsl.load import load
@@ -149,7 +150,7 @@ def test_a_split_row_has_one_scale_and_what_is_gathered_has_eight_bits() -> None
     moved = {
         (node.op.name, value.name)
         for node in state.sharded.graph.nodes
-        if node.op.communicates
+        if isinstance(node.op, Collective)
         for value in node.inputs
     }
     layer = "llama.layer.2"

@@ -13,7 +13,8 @@ from partita.cli.explain import show_tensor
 from partita.compiler.analysis.memory import memory_report
 from partita.compiler.analysis.time import stage_seconds
 from partita.compiler.graph import Node, Phase, substitute
-from partita.compiler.ops.host import Prefetch, WaitPrefetch
+from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.host import HostCopy, Prefetch, WaitPrefetch
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.pipeline import compile_spec, schedule_spec
 from partita.compiler.report.explain import explain
@@ -76,7 +77,7 @@ def test_what_a_layer_reads_is_on_its_way_before_the_layer_before_it_begins(prog
     repeats = {scope.path: scope.name for scope in state.step.scopes if scope.repeat}
     for stage in state.partitioned.stages:
         for phases in ((Phase.FORWARD,), (Phase.BACKWARD, Phase.WEIGHT)):
-            nodes = [each for each in stage.nodes if each.phase in phases and not (each.op.sends or each.op.receives)]
+            nodes = [each for each in stage.nodes if each.phase in phases and not isinstance(each.op, Transfer)]
             _check_order(nodes, repeats)
 
 
@@ -86,8 +87,8 @@ def _check_order(nodes: list[Node], repeats: dict[str, str]) -> None:
     assert begun.keys() == arrived.keys()
     iterations = [iteration_of(node.scope, repeats) for node in nodes]
     for value, place in arrived.items():
-        between = [i for i in range(begun[value], place) if not nodes[i].op.is_host_transfer]
-        before = [node for node in nodes[:place] if not node.op.is_host_transfer]
+        between = [i for i in range(begun[value], place) if not isinstance(nodes[i].op, HostCopy)]
+        before = [node for node in nodes[:place] if not isinstance(node.op, HostCopy)]
         layers = {iterations[i] for i in between} - {None}
         assert begun[value] < place
         assert len(layers) <= 1, "copied more than a layer ahead"

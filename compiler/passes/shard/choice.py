@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from partita.compiler.graph import Node
 from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type, split_axes
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.collective import LOCAL_SECONDS
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
@@ -102,7 +103,7 @@ class Exchange:
 
     def allows(self, op: Op, rule: ShardingRule) -> bool:
         """Whether a sharding rule exchanges so."""
-        return op.exchange(rule) == self.how and rule.operands[0] != self.batch
+        return isinstance(op, Attention) and op.exchange(rule) == self.how and rule.operands[0] != self.batch
 
 
 @define(eq=False)
@@ -181,10 +182,9 @@ class Chooser:
 
     def _said(self, op: Op, over: str, operands: Sequence[Operand]) -> Exchange | None:
         """How the layout says that an operation is exchanged over a mesh axis that splits its first operand."""
-        axis = op.context_parallel_axis
-        if axis is None or operands[0].default.state(over) != axis:
+        if not isinstance(op, Attention) or operands[0].default.state(over) != op.over:
             return None
-        return self.exchanges.get((axis, over))
+        return self.exchanges.get((op.over, over))
 
     # ------------------------------------------------------------ costs
 

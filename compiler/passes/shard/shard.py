@@ -24,9 +24,11 @@ from attrs import evolve, frozen
 from partita.compiler.graph import LAST, Accumulator, BufferWrite, Builder, Graph, Master, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type, within_axes
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Accumulate, Store, Update
+from partita.compiler.ops.optimizer import Accumulate, Store, Update, target_of
 from partita.compiler.ops.sparse import BLOCK, SOURCE, SparseAllToAll
+from partita.compiler.ops.traits import LooksUp, WritesState
 from partita.compiler.passes.microbatch import OUTPUT
 from partita.compiler.passes.shard.choice import Choice, Operand, Result, chooser, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
@@ -161,7 +163,7 @@ class _Sharder:
         self.gradients = {
             node.inputs[0]: target
             for node in graph.nodes
-            if (target := node.op.accumulator) is not None and target in parameters
+            if (target := target_of(node.op)) is not None and target in parameters
         }
 
     def sharded(self) -> ShardedGraph:
@@ -264,7 +266,8 @@ class _Sharder:
             return
         if self._exchange(node):
             return
-        raw_operands = (self._operand(value, node, i < node.op.writes) for i, value in enumerate(node.inputs))
+        stored = node.op.writes if isinstance(node.op, WritesState) else 0
+        raw_operands = (self._operand(value, node, i < stored) for i, value in enumerate(node.inputs))
         operands = tuple(self.operands.setdefault(each, each) for each in raw_operands)
         if (node.op, operands) not in self.unsupported:
             self.unsupported[node.op, operands] = self._unsupported_axis(node, operands)
@@ -304,12 +307,11 @@ class _Sharder:
         the same mesh axis; whether it has been made.
         """
         op = node.op
-        if not node.inputs:
+        if not isinstance(op, LooksUp):
             return False
-        table = node.inputs[-1]
+        table, rows = node.inputs[-1], op.over
         update = self.updates.get(table.name)
-        rows = op.looks_up
-        if rows is None or update is None or update.table != rows or table.name not in self.layouts:
+        if update is None or update.table != rows or table.name not in self.layouts:
             return False
         ids, result = node.inputs[0], self._result(node.output, node)
         stored = self._default(table)
@@ -448,7 +450,7 @@ class _Sharder:
         """Whether an operation is to be divided into blocks along an axis: one that can be exchanged in other ways only
         if the layout says so, or else if what it would gather and make of it were too large.
         """
-        if node.op.context_parallel_axis != axis:
+        if not isinstance(node.op, Attention) or node.op.over != axis:
             return True
         own = {over for value in node.inputs for over in self._default(value).over(axis)}
         exchanges = {over: self.chooser.exchanges.get((axis, over)) for over in own}

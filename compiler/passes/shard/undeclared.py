@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from partita.compiler.graph import Graph, Phase
 from partita.compiler.layout import global_type
+from partita.compiler.ops.custom import Custom
 from partita.compiler.passes.shard.defaults import DefaultLayouts
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.syntax.source import Span
@@ -15,7 +16,7 @@ def undeclared_splits(graph: Graph, defaults: DefaultLayouts, batch: str) -> Ite
     """W0310 for each place of a sharded graph where an operation gathers the batch that the layout splits."""
     warned: set[Span | None] = set()
     for node in graph.nodes:
-        help = node.op.splitting_help(batch)
+        help = node.op.splitting_help(batch) if isinstance(node.op, Custom) else None
         if help is None or node.phase is not Phase.FORWARD or node.span in warned:
             continue
         for value in node.inputs:

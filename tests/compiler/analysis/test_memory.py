@@ -19,7 +19,7 @@ from partita.compiler.analysis.memory import EVALUATION, TRAINING, memory_report
 from partita.compiler.analysis.memory import _among as among
 from partita.compiler.graph import Builder, Phase, Value
 from partita.compiler.instructions import Compute, WaitSend
-from partita.compiler.ops.collective import AllReduce
+from partita.compiler.ops.collective import AllReduce, Collective
 from partita.compiler.ops.groups import OuterSgd
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.pipeline import compile_run, compile_spec, schedule_run, schedule_spec
@@ -127,7 +127,7 @@ def test_a_function_holds_what_its_collectives_do_until_it_waits() -> None:
     total = build.apply(AllReduce("m", 2), y)
     z = build.apply(Pointwise("exp"), x)
     last = build.apply(Pointwise("add"), total, z)
-    flights = {node: posted(node, True) for node in build.nodes if node.op.communicates}
+    flights = {node: posted(node, True) for node in build.nodes if isinstance(node.op, Collective)}
     behind = memory_behind(build.nodes, flights)
     runs = expanded(line_by_line(build.nodes), flights)
     assert working_set(runs, {last}, {x}, behind) == 4 * 400 + 200  # x, y, what arrives, z, and half of the sum
@@ -243,7 +243,7 @@ def test_what_is_gathered_is_held_until_the_first_microbatch_waits_for_it(rows: 
     state = compile_spec(checked(text, "net.par"))
     (stage,) = state.plan.stages
     nodes = state.partitioned.stages[0].nodes
-    gathers = [node for node in nodes if node.op.communicates and node.phase is Phase.PROLOGUE]
+    gathers = [node for node in nodes if isinstance(node.op, Collective) and node.phase is Phase.PROLOGUE]
     sent = sum(value.type.bytes for node in gathers for value in node.inputs)
     received = max(sum(value.type.bytes for value in node.outputs) for node in gathers)
     assert stage.gathering == sent > 0

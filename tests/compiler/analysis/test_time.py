@@ -17,7 +17,9 @@ from partita.compiler.costs.links import LINKS, Link
 from partita.compiler.costs.nodes import seconds
 from partita.compiler.graph import Node, Phase
 from partita.compiler.instructions import Compute, Instruction
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.pieces import Join, Piece
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.pipeline import schedule_spec
@@ -126,7 +128,7 @@ def test_a_rank_posts_a_collective_and_waits_for_it() -> None:
     state = compiled(1e6)
     links = tuple((axis, evolve(link, post=0.25)) for axis, link in state.mesh.links)
     walk = StreamSimulation(evolve(state, mesh=evolve(state.mesh, links=links)), OURS)
-    gather = next(node for node in state.partitioned.stages[0].nodes if node.op.communicates)
+    gather = next(node for node in state.partitioned.stages[0].nodes if isinstance(node.op, Collective))
     walk.run([gather])
     assert walk.now == 0.5
     assert walk.arrived > 0.5
@@ -208,7 +210,7 @@ def test_systems_run_otherwise_than_ours() -> None:
 def of_pieces(state: Scheduled) -> tuple[Node, Node]:
     """What gathers a piece, and a product of it."""
     nodes = [node for node in state.partitioned.stages[0].nodes if node.phase is Phase.FORWARD]
-    pieces = {node.outputs[0]: node for node in nodes if node.op.communicates and not node.op.combines}
+    pieces = {node.outputs[0]: node for node in nodes if isinstance(node.op, Collective) and not node.op.combines}
     product = next(node for node in nodes if isinstance(node.op, Dot) and not pieces.keys().isdisjoint(node.inputs))
     return next(pieces[value] for value in product.inputs if value in pieces), product
 
@@ -238,7 +240,9 @@ def test_products_of_layers_have_operands_of_eight_bits_which_are_cast_once() ->
 def test_what_products_read_in_eight_bits_is_gathered_in_eight_bits() -> None:
     state = evolve(tensor_parallel(), device=DEVICES["h100"])
     gather, product = of_pieces(state)
-    added = next(node for node in state.partitioned.stages[0].nodes if node.op.communicates and node.op.combines)
+    added = next(
+        node for node in state.partitioned.stages[0].nodes if isinstance(node.op, Collective) and node.op.combines
+    )
     latency, moving = launch_seconds(Resharding(state.mesh), gather, gather.op)
     ways = (OURS, Execution(narrow=True))
     wide, narrow = (run(state, each, gather, product) - run(state, each, product) for each in ways)
@@ -254,8 +258,8 @@ def test_pieces_of_other_systems_are_sent_by_engines_and_multiplied_beside_one_a
     gather, product = of_pieces(state)
     filled = evolve(state.device, products=evolve(state.device.products, filled=True))
     assert run(state, buffers, product) == seconds(product, filled) < run(state, OURS, product)
-    assert all(run(state, buffers, node) == 0 for node in nodes if node.op.of_pieces)
-    assert any(run(state, OURS, node) > 0 for node in nodes if node.op.of_pieces)
+    assert all(run(state, buffers, node) == 0 for node in nodes if isinstance(node.op, (Piece, Join)))
+    assert any(run(state, OURS, node) > 0 for node in nodes if isinstance(node.op, (Piece, Join)))
     product = evolve(product, inputs=tuple(evolve(each) for each in product.inputs))  # it waits for nothing
     beside = []
     for execution in (buffers, OURS):
@@ -365,5 +369,5 @@ def test_collectives_are_launched_too():
     nodes = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
     walk = StreamSimulation(state, OURS)
     walk.run(nodes)
-    sent = sum(node.op.communicates for node in nodes)
+    sent = sum(isinstance(node.op, Collective) for node in nodes)
     assert walk.launches >= sent > 0

@@ -14,8 +14,7 @@ from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops import OPS
 from partita.compiler.ops.attend import Attend, AttendGradient
-from partita.compiler.ops.collective import Collective, Flatten, Part, Reshard, Unflatten
-from partita.compiler.ops.communication import Transfer
+from partita.compiler.ops.collective import Flatten, Part, Reshard, Unflatten
 from partita.compiler.ops.convolution import Product
 from partita.compiler.ops.delta_scan import DeltaScan, DeltaScanBlocks
 from partita.compiler.ops.dot import Dot
@@ -30,7 +29,7 @@ from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Iota
 from partita.compiler.ops.reduce import ArgMax, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Merge, Slice
-from partita.compiler.ops.stack import OfMatrices
+from partita.compiler.ops.slices import OfSlices
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.muon import Orthogonalize
 from partita.dsl.types import Axis
@@ -93,7 +92,7 @@ def test_what_products_read_next_lies_in_the_order_of_its_type(case: Case):
 def test_what_takes_no_time_has_no_kernel(case: Case):
     build = Builder()
     build.apply_all(case.op, *(Value(f"x{k}", type) for k, type in enumerate(case.operands)))
-    assert (kernel_of(build.nodes[0]) is None) == (case.op.is_view or case.op.of_slices)
+    assert (kernel_of(build.nodes[0]) is None) == (case.op.is_view or isinstance(case.op, OfSlices))
 
 
 @pytest.mark.few(195)
@@ -121,18 +120,14 @@ def test_a_matrix_product_has_the_sizes_of_its_arithmetic():
             assert sizes is None
 
 
-def test_ends_of_messages_and_changes_of_layout_say_so():
+def test_changes_of_layout_say_so():
     for name, op in OPS.items():
-        assert (op.sends or op.receives) == issubclass(op, Transfer), name
-        assert not (op.sends and op.receives), name
         # A turn of a ring sends shards on, and leaves them shards.
         assert op.reshards == (issubclass(op, Reshard) and name != "turn"), name
-        assert op.communicates == issubclass(op, Collective), name
 
 
-def test_what_works_on_each_matrix_or_in_place_says_so():
+def test_what_works_in_place_says_so():
     for name, op in OPS.items():
-        assert op.by_matrix == issubclass(op, OfMatrices), name
         assert op.overwrites == issubclass(op, (Update, Ema, Store, Outer)), name
 
 

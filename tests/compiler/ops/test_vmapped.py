@@ -19,7 +19,7 @@ LATER = {
 AT_ONCE = [
     case
     for case in CASES
-    if case.operands and not case.op.draws and case.op.name not in LATER and case.op.vmapped(POSITION) is not None
+    if case.operands and not case.op.random and case.op.name not in LATER and case.op.vmapped(POSITION) is not None
 ]
 
 

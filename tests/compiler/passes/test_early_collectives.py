@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, given
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.graph import Phase as Phases
 from partita.compiler.graph import Value
+from partita.compiler.ops.communication import Receive
 from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucket_limits
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.state import Compilation
@@ -74,7 +75,7 @@ def test_every_node_runs_where_what_it_reads_is_there(program: Program) -> None:
         opening = {value for node in of.prologue for value in node.outputs} | given | literals
         opening |= {value for node in of.gathered.collectives for value in node.outputs}
         for node in of.opening:
-            assert node.op.receives or opening.issuperset(node.inputs)
+            assert isinstance(node.op, Receive) or opening.issuperset(node.inputs)
             opening.update(node.outputs)
         made = {v for node in of.stage.nodes if node.phase is Phases.PROLOGUE for v in node.outputs}
         assert opening >= of.read & made

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from partita.compiler.analysis.traffic import traffic
 from partita.compiler.graph import Node, Phase
-from partita.compiler.ops.stack import Stack
+from partita.compiler.ops.stack import OfMatrices, Stack
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.shares import MatrixShare, matrix_shares
 from partita.compiler.state import Compilation
@@ -173,7 +173,7 @@ def test_results_go_back_to_their_own_parameters():
     state = compiled("mlp(x)", "data = 2", ZERO)
     (stacked,) = state.update.stacked
     *_, first, second = stacked.nodes
-    op = next(node for node in stacked.nodes if node.op.by_matrix)
+    op = next(node for node in stacked.nodes if isinstance(node.op, OfMatrices))
 
     def refused(*replaced: tuple[Node, Node]) -> str:
         changes = dict(replaced)
