@@ -49,7 +49,7 @@ class Communicating:
 def buffers_of(node: Node, adds: bool) -> Buffers:
     """What a node holds while it communicates; `adds`: the ranks do the addition."""
     operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
-    return node.op.buffers(operands, results, adds)
+    return node.op.buffers(operands, results, adds) if isinstance(node.op, Collective) else Buffers()
 
 
 def lent(node: Node, adds: bool) -> list[Value]:

@@ -13,7 +13,7 @@ from partita.compiler.graph import Node, Value
 from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.shape import Expand
 from partita.compiler.ops.slices import OfSlices
-from partita.compiler.ops.traits import Adding, DenseOperands
+from partita.compiler.ops.traits import Adding, CachesTable, DenseOperands
 from partita.dsl.types import Type
 
 # A function's nodes in order: runs, each a call or inline statements, of units, each a statement or a compiled region.
@@ -85,7 +85,11 @@ def shared(nodes: Iterable[Node]) -> int:
 
 def tables(nodes: Iterable[Node]) -> int:
     """Bytes of tables that kernels compute once and cache."""
-    entries = (node.op.kernel_table([value.type for value in node.inputs]) for node in nodes)
+    entries = (
+        node.op.kernel_table([value.type for value in node.inputs])
+        for node in nodes
+        if isinstance(node.op, CachesTable)
+    )
     return sum(dict(each for each in entries if each is not None).values())
 
 

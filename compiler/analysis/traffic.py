@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
-from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.collective import Collective, is_reshard
 from partita.compiler.ops.optimizer import target_of
 from partita.compiler.passes.outer import joined_mesh
 from partita.compiler.passes.shard.resharding import Resharding
@@ -174,11 +174,11 @@ class _TrafficCollector:
         for node in nodes:
             for value in node.outputs:
                 self.makers[value] = node
-            if node.op.reshards:
+            if is_reshard(node.op):
                 for before, after in zip(node.inputs, node.outputs, strict=True):
                     self.roots[after] = self.roots.get(before, before)
         for node in reversed(nodes):
-            if node.op.reshards:
+            if is_reshard(node.op):
                 for before, after in zip(node.inputs, node.outputs, strict=True):
                     if after in self.readers:
                         self.readers[before] = self.readers[after]

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Argument, as_tensor
+from partita.compiler.ops.traits import legalized
 from partita.dsl.syntax.source import Span
 
 
@@ -109,8 +110,8 @@ class Names:
 
     def arguments(self, node: Node, views: Sequence[View | None] = ()) -> Sequence[Argument]:
         """A node's operands in the form it takes them; `views` are the views among them."""
-        arguments = node.op.legalized_operands(
-            [self.texts[value] for value in node.inputs], [value.type for value in node.outputs]
+        arguments = legalized(
+            node.op, [self.texts[value] for value in node.inputs], [value.type for value in node.outputs]
         )
         for i, view in enumerate(views):
             if view in self.views:

@@ -19,6 +19,7 @@ from partita.compiler.ops.loss import NegativeLogLikelihood, NegativeLogLikeliho
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate, target_of
 from partita.compiler.ops.shape import Expand
+from partita.compiler.ops.traits import legalized
 
 # Fewer operations are not worth the call of a compiled function, unless one makes several passes over its operands.
 SHORTEST = 4
@@ -129,6 +130,6 @@ def _pure(node: Node, literal: Collection[Value]) -> bool:
     if collective(node) is not None or node.op.reads_context:
         return False
     arguments = [Argument("", value.type, value in literal) for value in node.inputs]
-    legalized = node.op.legalized_operands(arguments, [value.type for value in node.outputs])
+    taken = legalized(node.op, arguments, [value.type for value in node.outputs])
     # A literal that becomes a tensor reads the context's device.
-    return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, legalized, strict=True))
+    return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, taken, strict=True))

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.layout import SUM, State
 from partita.compiler.ops.op import OPS, Argument, Op, ShardingRule, accumulation, as_tensor, attributes
+from partita.compiler.ops.traits import legalized
 from partita.dsl.reprs import Shortened
 from partita.dsl.types import Type
 
@@ -108,7 +109,7 @@ class Body(Shortened):
         lines: list[str] = []
         for each, _, results in self.each():
             operands = [arguments[i] for i in self.steps[len(lines)].operands]
-            text = each.emit(each.legalized_operands(operands, results), results)
+            text = each.emit(legalized(each, operands, results), results)
             name = f"v{len(arguments)}"
             if each.literal is not None:
                 arguments.append(Argument(text, results[0], literal=True))

@@ -36,7 +36,8 @@ class Reshard(Op):
 
     over: str
     parts: int
-    reshards = True
+    # Whether that is all it does: it changes no values.
+    reshards: ClassVar[bool] = True
     # Whether it is a step to or from a flat form, which keeps all states, and if so, whether to one.
     reforms: ClassVar[bool] = False
     flattens: ClassVar[bool] = False
@@ -109,7 +110,9 @@ class Collective(Reshard):
         raise NotImplementedError
 
     def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
-        """Copies of what it sends, and as much that it receives, from which the results are copied."""
+        """What it holds while it communicates; `adds`: ranks add what they receive (over Gloo). By default copies of
+        what it sends, and as much that it receives, from which the results are copied.
+        """
         rows = packed(operands, self.parts)
         return Buffers(rows, rows)
 
@@ -492,3 +495,8 @@ def transition(over: str, parts: int, before: State, after: State) -> Reshard | 
 
 # Those that make each piece of their result, if they have one tensor, of the same piece of all ranks' operands.
 PIECEWISE = (AllGather, ReduceScatter, AllReduce)
+
+
+def is_reshard(op: Op) -> bool:
+    """Whether it changes the layout of tensors but not their values."""
+    return isinstance(op, Reshard) and op.reshards

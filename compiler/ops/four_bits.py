@@ -19,6 +19,7 @@ from attrs import frozen
 
 from partita.compiler.naming import chunks
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, op, shape_text
+from partita.compiler.ops.traits import CachesTable
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 
@@ -118,7 +119,7 @@ class FourBits:
 
 
 @op(FOUR_BITS)
-class Dequantize(Op):
+class Dequantize(CachesTable):
     """The matrix with these `axes` that is stored as codes, scales, factors and an offset."""
 
     axes: tuple[Axis, ...]

@@ -14,10 +14,11 @@ from collections.abc import Collection, Sequence
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import Argument, Known, Op, ShardingRule, aligned_rules, op
+from partita.compiler.ops.traits import Redundant
 from partita.dsl.types import Type
 
 
-class HostCopy(Op):
+class HostCopy(Redundant):
     """Base of all."""
 
     rearranges = True

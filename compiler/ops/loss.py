@@ -25,7 +25,7 @@ from partita.compiler.ops.pointwise import added, cast, pointwise
 from partita.compiler.ops.position import PLACE, Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
-from partita.compiler.ops.traits import PartialReduction
+from partita.compiler.ops.traits import PartialReduction, TakesLiterals
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class KnownTargets(Op):
 
 
 @op("nll_gradient")
-class NegativeLogLikelihoodGradient(Positioned):
+class NegativeLogLikelihoodGradient(TakesLiterals, Positioned):
     """`d * (softmax(logits) - one_hot(targets))`. Operands: d, logits, targets, denominator.
 
     With `guarded`, targets may be out of range.

@@ -27,7 +27,7 @@ from partita.compiler.ops.op import (
 from partita.compiler.ops.pointwise import added, cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
-from partita.compiler.ops.traits import Summing
+from partita.compiler.ops.traits import CachesTable, Summing
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _means_and_rates(rate: Type) -> tuple[Hashable, int]:
 
 
 @op("normalize")
-class Normalize(Op):
+class Normalize(CachesTable):
     """`x * rate`, with rate = 1/sqrt(mean(x²) + eps) over the axes `over`; with `center`, x minus its mean.
 
     Results: the normalized tensor and the rate, which the gradient needs. Computes in f32 at least.
@@ -155,7 +155,7 @@ def _in_passing(type: Type) -> int:
 
 
 @op("normalize_gradient")
-class NormalizeGradient(Summing):
+class NormalizeGradient(CachesTable, Summing):
     """`rate * (d - mean(d·y)·y)`, with `center` also minus mean(d); y is the normalized tensor."""
 
     over: tuple[str, ...]
@@ -210,7 +210,7 @@ class NormalizeGradient(Summing):
 
 
 @fields_of_several
-class ScaledNormGradient(Summing):
+class ScaledNormGradient(CachesTable, Summing):
     """Gradients of a scaled norm's input and parameters at once, by the kernel of the operation's name.
 
     Operands: d, the normalized tensor, its rate, the scale. Made by `passes.fuse`.

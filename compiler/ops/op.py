@@ -6,20 +6,19 @@ tensor axis (sharded along it), `SUM` or `MAX` (partial: the ranks' tensors add 
 value), or None (replicated). The rule in which everything is replicated always holds and is not listed. An operation is
 *linear* in operands that may be partial sums if its results then are.
 
-*Traits* tell passes what they ask of any operation: whether it is a view, is random, reduces, communicates. They have
-defaults here, which an operation overrides in its own class, so no pass lists operations.
+An operation says what every pass may ask of it: types, rules, what it reads and writes, costs, its gradient and source,
+with defaults. What only some do besides are bases of `partita.compiler.ops.traits`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
 from partita.compiler.layout import State
-from partita.compiler.ops.buffers import Buffers
 from partita.compiler.ops.intervals import ANY, Interval, union
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.types import Axis, Type
@@ -76,7 +75,6 @@ class Op:
     duplicable: ClassVar[bool] = False
     # Its result aliases its operand's memory.
     is_view: ClassVar[bool] = False
-    # Its result is its operand in another form: a reader of the result counts as a reader of the operand.
     # Its result has only elements of its operands, rearranged.
     rearranges: ClassVar[bool] = False
     # Writes to its operands.
@@ -85,9 +83,6 @@ class Op:
     random: ClassVar[bool] = False
     # torch.compile can fuse it with its neighbors.
     fusible: ClassVar[bool] = True
-    # Unless torch.compile generates its kernel, several go through its operands on a GPU.
-    # Changes the layout of tensors but not their values.
-    reshards: ClassVar[bool] = False
     # What it does over the axes that its fields name does not depend on the order of their positions.
     orderless: ClassVar[bool] = False
 
@@ -142,10 +137,6 @@ class Op:
         """Bounds of the integers in its result, given those of its operands."""
         return union(operands) if self.rearranges else ANY
 
-    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """What its kernel computes once and caches: a key, equal for kernels that share it, and its size in bytes."""
-        return None
-
     # ------------------------------------------------------------ types and layouts
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -167,12 +158,6 @@ class Op:
     def decompose(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; those that make a result
         make nothing else.
-        """
-        return None
-
-    def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
-        """Another operation, with its operands, whose result is always the same; without an operation, the operand that
-        is; None if there is none. `operands` are numbers of `known` values.
         """
         return None
 
@@ -275,10 +260,6 @@ class Op:
         """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
-    def buffers(self, operands: Sequence[Type], results: Sequence[Type], adds: bool) -> Buffers:
-        """What it holds while it communicates; `adds`: ranks add what they receive (over Gloo)."""
-        return Buffers()
-
     # ------------------------------------------------------------ gradient and source
 
     def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
@@ -303,10 +284,6 @@ class Op:
         those that have a rule, or none.
         """
         return None
-
-    def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
-        """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""
-        return [as_tensor(argument) for argument in arguments]
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A Python expression over torch that computes the result (a tuple for several)."""

@@ -29,7 +29,7 @@ from partita.compiler.ops.op import (
     make,
     op,
 )
-from partita.compiler.ops.traits import SameTensor
+from partita.compiler.ops.traits import Redundant, SameTensor, TakesLiterals
 from partita.dsl.types import FLOATS, INDICES, Type
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Cast(SameTensor):
 
 
 @op("detach")
-class Detach(Op):
+class Detach(Redundant):
     """The operand, without a gradient."""
 
     rearranges = True
@@ -179,7 +179,7 @@ class Detach(Op):
 
 
 @op("pointwise")
-class Pointwise(Op):
+class Pointwise(TakesLiterals):
     """A function of the table, applied elementwise."""
 
     function: str

@@ -36,6 +36,7 @@ from partita.compiler.ops.op import (
     widening_bytes,
 )
 from partita.compiler.ops.pointwise import cast, pointwise
+from partita.compiler.ops.traits import CachesTable
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class Rotation(Op):
 
 
 @op("rope")
-class Rope(Rotation, Positioned):
+class Rope(CachesTable, Rotation, Positioned):
     """Rotary position embedding: the two halves of `pairs` rotated by position(over) / base^(i / half). `interleaved`:
     neighbours instead of halves; and of a `part` of `pairs`, the first ones: all others stay.
 

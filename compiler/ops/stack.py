@@ -14,6 +14,7 @@ from attrs import evolve
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import Argument, Known, Op, ShardingRule, fields_of_several, op, permuted
+from partita.compiler.ops.traits import Redundant
 from partita.dsl.types import Axis, Type
 
 # The axis along which matrices are stacked.
@@ -117,7 +118,7 @@ class Stack(Op):
 
 
 @op("unstack")
-class Unstack(Op):
+class Unstack(Redundant):
     """The matrices of a stack from `start` on as a tensor of their own, with `axes`: a view. `order` and `names` are as
     in `Stack`; `sizes` are those of the axes that the stack has merged.
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import Argument, Op
+from partita.compiler.ops.op import Argument, Known, Op, as_tensor
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -136,3 +136,36 @@ class WritesState(Op):
     def writes(self) -> int:
         """How many of its operands, the first ones, are such tensors."""
         return 1
+
+
+class Redundant(Op):
+    """Its result is always that of another operation."""
+
+    def simplified(self, known: Known, operands: Sequence[int]) -> tuple[Op | None, tuple[int, ...]] | None:
+        """That operation, with its operands; without an operation, the operand that is; None if there is none.
+        `operands` are numbers of `known` values.
+        """
+        raise NotImplementedError
+
+
+class TakesLiterals(Op):
+    """Takes some of its operands as literals, where others take tensors alone."""
+
+    def legalized_operands(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """The operands as its source takes them: the other literals become tensors of their dtype."""
+        raise NotImplementedError
+
+
+class CachesTable(Op):
+    """Its kernel computes something once."""
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """What that is: a key, equal for kernels that share it, and its size in bytes."""
+        raise NotImplementedError
+
+
+def legalized(op: Op, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+    """The operands of any operation as its source takes them."""
+    if isinstance(op, TakesLiterals):
+        return op.legalized_operands(arguments, results)
+    return [as_tensor(each) for each in arguments]

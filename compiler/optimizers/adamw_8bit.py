@@ -7,6 +7,7 @@ from typing import Any
 
 from partita.compiler.ops.op import Argument, ShardingRule, agree, op
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.ops.traits import CachesTable
 from partita.compiler.optimizers.adamw import SETTINGS, adamw
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
 from partita.dsl.config.builtins import COUNT, DECAY, INDEX, Setting
@@ -17,7 +18,7 @@ PROXY_BLOCK = 2
 
 
 @op("adamw_8bit")
-class AdamW8bit(Update):
+class AdamW8bit(CachesTable, Update):
     """AdamW with quantized states (Dettmers et al., arXiv 2110.02861): each element is a code of the dynamic map of
     eight bits, times the largest magnitude of its block of `block` elements.
 

@@ -3,8 +3,8 @@
 A part is a shard of the sequence on a mesh axis `position`, so an operation can be applied to it where it has a
 sharding rule along the sequence. What a rule needs whole is kept: each part adds its own positions to a state.
 That is right where the operation looks back only, as causal attention does at keys and values. Recurrences have no such
-rule, and continue from the state that they ended with (`Op.continued`). What does not depend on the sequence's input is
-the same for all parts, and each computes it for its own positions where it can.
+rule, and continue from the state that they ended with (`Op.decode_step`). What does not depend on the sequence's input
+is the same for all parts, and each computes it for its own positions where it can.
 
 Values are tracked by the axis that is in parts: the sequence, or what it has been renamed to. No layout splits such an
 axis, but that of a parameter: a part may have a single position, and a state must have all.

@@ -18,7 +18,7 @@ from itertools import groupby
 from attrs import frozen
 
 from partita.compiler.graph import Node, Value
-from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.collective import Collective, is_reshard
 from partita.compiler.ops.host import ASYNC_COPIES
 from partita.dsl.reprs import count
 
@@ -152,7 +152,9 @@ def _begun(part: Sequence[Node], produced: Collection[Value], available: set[Val
 
 def _of_the_step(node: Node) -> bool:
     """Whether a node reads more of the context than the rank's coordinates."""
-    return node.op.random or (node.op.reads_context and not node.op.reshards and not isinstance(node.op, ASYNC_COPIES))
+    return node.op.random or (
+        node.op.reads_context and not is_reshard(node.op) and not isinstance(node.op, ASYNC_COPIES)
+    )
 
 
 def _backward_slice(nodes: Collection[Node], values: set[Value], order: Sequence[Node]) -> list[Node]:

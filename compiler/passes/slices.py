@@ -5,7 +5,7 @@ Takes a graph with gradients, the axis, and the number of slices. Time is one mo
 or replicated, and a node needs a `ShardingRule` that fits its operands. Inputs keep the axis, and each slice takes its
 positions.
 
-Between the slices of a microbatch goes what an operation needs whole, if it looks back only (`Op.is_causal`), as
+Between the slices of a microbatch goes what an operation needs whole, if it looks back only (`Attention.is_causal`), as
 causal attention does at keys and values: F gathers what earlier slices have, and B sums the terms of its gradient that
 later slices have (`partita.compiler.ops.slices`). Values computed from inputs and samples alone may be needed whole in
 any way: each slice computes them for itself. A value that does not depend on the sequence is the same in all slices,

@@ -16,7 +16,7 @@ from partita.compiler.analysis.traffic import traffic
 from partita.compiler.graph import Input, Node, Parameter, Value, without_iterations
 from partita.compiler.layout import Layout, State, global_type, local_type, state_text
 from partita.compiler.naming import end_of, instead_of, means
-from partita.compiler.ops.collective import Reshard
+from partita.compiler.ops.collective import Reshard, is_reshard
 from partita.compiler.passes.assign import Unfit
 from partita.compiler.passes.shard.choice import Option
 from partita.compiler.passes.shard.defaults import default_layouts
@@ -149,7 +149,7 @@ class _Tensors:
         }
         self.graph = state.sharded.graph
         self.local = {
-            value.name: (value, node) for node in self.graph.nodes if not node.op.reshards for value in node.outputs
+            value.name: (value, node) for node in self.graph.nodes if not is_reshard(node.op) for value in node.outputs
         }
 
     def names(self) -> Iterator[str]:

@@ -24,7 +24,7 @@ from partita.compiler.graph import Builder, Gradient, Graph, Node, Parameter, Va
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.pointwise import pointwise
-from partita.compiler.ops.traits import PartialReduction
+from partita.compiler.ops.traits import PartialReduction, Redundant
 from partita.compiler.schedules.schedule import SharedVocabulary
 from partita.compiler.verify.checker import Checker, quoted
 from partita.compiler.verify.reference import Reference
@@ -185,7 +185,11 @@ class Division:
         numbers = self.shares.get((node.op, operands, rank)) if rank is not None else None
         if numbers is None:
             numbers = self.numbering.known(node.op, operands)
-        if numbers is None and node.op.simplified(self.numbering, operands) is not None:
+        if (
+            numbers is None
+            and isinstance(node.op, Redundant)
+            and node.op.simplified(self.numbering, operands) is not None
+        ):
             numbers = self.numbering.of(node.op, operands)
         if numbers is None:
             message = f"{quoted(node)}, `{node.op.label}` of these operands, is no part of the undivided program"

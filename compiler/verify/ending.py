@@ -18,6 +18,7 @@ from attrs import define, field
 
 from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
 from partita.compiler.layout import SUM, Layout, layout_of, within_axes
+from partita.compiler.ops.collective import is_reshard
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.host import ASYNC_COPIES, HostCopy
 from partita.compiler.ops.op import Op
@@ -108,7 +109,7 @@ class Ending:
                     isinstance(node.op, HostCopy) and isinstance(node.op, ASYNC_COPIES),
                 )
                 with self.check.at(node.span, where):
-                    require(node.op.reshards or combines or copies, f"{quoted(node)} is not a resharding")
+                    require(is_reshard(node.op) or combines or copies, f"{quoted(node)} is not a resharding")
                     memories(node)
                 self.nodes([node], values, Phase.REDUCE, where, new=combines or copies)
                 if copies:

@@ -15,6 +15,7 @@ from attrs import define
 
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import SUM, Layout
+from partita.compiler.ops.collective import is_reshard
 from partita.compiler.ops.groups import ANCHOR, Outer, OuterSgd, SumOfGroups, outer_optimizer
 from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.optimizer import Store
@@ -122,7 +123,7 @@ class Outers:
                 stored += each.states
             else:
                 moves = isinstance(node.op, HostCopy)
-                require(node.op.reshards or moves, f"{quoted(node)} is no part of the average as it is declared")
+                require(is_reshard(node.op) or moves, f"{quoted(node)} is no part of the average as it is declared")
                 results = check.results(node, numbers, new=moves)
             values.update(zip(node.outputs, results, strict=True))
         left = [master for master in each.masters if master not in stored]

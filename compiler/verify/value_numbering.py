@@ -5,7 +5,7 @@ Duplicated work on inputs, recomputed values, and a value's shards in any layout
 
 An operation with a decomposition along some axis (`Op.split`) is numbered by it: the results of both share numbers. One
 whose decomposition depends on the number of parts (`Op.blockwise`) is numbered by itself, and the results of all its
-decompositions share its numbers. One that is another by a law (`Op.simplified`) has the numbers of that.
+decompositions share its numbers. One that is another by a law (`Redundant`) has the numbers of that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from attrs import define, field
 
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.ops.op import Op
+from partita.compiler.ops.traits import Redundant
 from partita.dsl.types import Type
 
 Key = tuple[object, tuple[int, ...]]
@@ -69,7 +70,7 @@ class ValueNumbering:
 
     def _simplified(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
         """The numbers of the results of what always makes the same."""
-        simplified = op.simplified(self, operands)
+        simplified = op.simplified(self, operands) if isinstance(op, Redundant) else None
         if simplified is None:
             return None
         other, own = simplified

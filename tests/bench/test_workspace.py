@@ -22,6 +22,7 @@ from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.op import Argument, Op
 from partita.compiler.ops.optimizer import Accumulate, Update, target_of
+from partita.compiler.ops.traits import CachesTable
 from partita.compiler.pipeline import compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
@@ -109,7 +110,7 @@ class Measured:
         target = into.op.type if into is not None and isinstance(into.op, Accumulate) else None
         key = (repr(op), tuple(operands), target, strided)
         if key not in self.found:
-            table = op.kernel_table(operands)
+            table = op.kernel_table(operands) if isinstance(op, CachesTable) else None
             kept = sum(type.bytes for type in results if op.allocates) + (0 if table is None else table[1])
             if target is None:
                 said = op.workspace_strided(operands, results) if strided else op.workspace(operands, results)

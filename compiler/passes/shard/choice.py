@@ -93,8 +93,8 @@ class Choice(Shortened):
 
 @frozen
 class Exchange:
-    """How operations along an axis exchange over a mesh axis that splits it (`Op.exchange`), and the rule's place. The
-    axis of the batch takes no part.
+    """How operations along an axis exchange over a mesh axis that splits it (`Attention.exchange`), and the rule's
+    place. The axis of the batch takes no part.
     """
 
     how: str

@@ -20,6 +20,7 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.traits import legalized
 from partita.compiler.pipeline import assembled, compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
@@ -101,7 +102,7 @@ def test_an_operation_knows_whether_its_source_reads_the_context():
                 types = [value.type for value in node.outputs]
                 given = [Argument(f"x{i}", value.type) for i, value in enumerate(node.inputs)]
                 try:
-                    text = node.op.emit(node.op.legalized_operands(given, types), types)
+                    text = node.op.emit(legalized(node.op, given, types), types)
                 except (AssertionError, NotImplementedError):
                     continue  # no expression
                 reads = bool(re.search(r"\bc\b", text))
@@ -125,7 +126,7 @@ def test_an_operation_takes_the_views_that_it_says():
                 ]
                 if views:
                     types = [value.type for value in node.outputs]
-                    text = node.op.emit(node.op.legalized_operands(given, types), types)
+                    text = node.op.emit(legalized(node.op, given, types), types)
                     for i, how in enumerate(views):
                         assert (f"view{i}" in text, f"x{i}" in text) == (bool(how), not how), (node, text)
                         taken += bool(how)
