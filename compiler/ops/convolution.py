@@ -16,6 +16,7 @@ from partita.compiler.layout import SUM
 from partita.compiler.ops.op import (
     Argument,
     Kernel,
+    Op,
     ShardingRule,
     agree,
     fields_of_several,
@@ -44,6 +45,10 @@ class Product(Sliding):
     """
 
     over: tuple[str, ...]
+
+    def vmapped(self, axis: Axis) -> Op | None:
+        """It is applied at one position of a loop after the other."""
+        return None
 
     def roles(self, image: Type, kernel: Type) -> _Roles:
         """The axes by their roles."""

@@ -48,10 +48,6 @@ class Sliding(Stencil):
     dilation: tuple[int, ...]
     fusible = False
 
-    def vmapped(self, axis: Axis) -> Op | None:
-        """It is applied at one position of a loop after the other."""
-        return None
-
     def renamed(self, axis: str) -> str:
         """What its results call an axis along which it is continued: that of the positions."""
         return dict(zip(names_of(self.axes), names_of(self.into), strict=True)).get(axis, axis)
