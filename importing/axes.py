@@ -144,8 +144,12 @@ class Axes:
                 continue
             self.fixed.add(old[0])
             (own,) = new if len(new) == 1 else ("",)
-            if own and own not in self.formulas and self.sizes[old[0]] == stride * self.sizes[own]:
-                self.formulas[own] = f"{old[0]} / {stride}"
+            if own and self.sizes[old[0]] == stride * self.sizes[own]:
+                by = str(stride)
+                if value.op == "conv" and lie_side_by_side(value):
+                    (by,) = self.of(value.args["kernel"])[i]
+                if self.formulas.get(own, by) in (by, f"{old[0]} / {stride}"):
+                    self.formulas[own] = f"{old[0]} / {by}"
 
     def _sum_up(self, value: Value) -> None:
         """The size of a concatenation is the sum of what is put together."""
@@ -392,3 +396,10 @@ def _owned(role: str, owner: str) -> list[str]:
 
 def _best(factor: Factor) -> tuple[str, int]:
     return factor.names.most_common(1)[0] if factor.names else ("part", 0)
+
+
+def lie_side_by_side(value: Value) -> bool:
+    """Whether the windows of a convolution lie side by side."""
+    sizes, stride = value.args["kernel"].shape[2:], value.args["stride"]
+    apart = all(not any(each) for each in value.args["padding"]) and {*value.args["dilation"]} == {1}
+    return apart and tuple(sizes) == tuple(stride) and min(sizes) > 1

@@ -39,7 +39,7 @@ _LINES = (
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
 _TIGHT_AFTER = frozenset(("LPAR", "LSQB", "DOT", "RANGE"))
 _TIGHT_BEFORE = frozenset(("RPAR", "RSQB", "COMMA", "COLON", "DOT", "RANGE"))
-_OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR", "ARROW"))
+_OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR", "ARROW", "TILDE"))
 
 
 def format_text(text: str, name: str = "<text>") -> str:
@@ -233,14 +233,18 @@ class _Formatter:
         """The end of the tokens from `first` that fit on a line that begins at a column.
 
         The names of the outside, which are long, begin a line of their own before their axes are broken. A comma is
-        better than an operator, unless this is further out and not near the beginning of the line.
+        better than an operator, unless this is further out and not near the beginning of the line; but not one in a
+        parameter's type.
         """
         best: dict[bool, tuple[int, int, int]] = {}  # comma or operator -> depth, end and column of the best break
+        begins = 0  # where a parameter's initializer does
         for position in range(first, len(line)):
             token, space = line[position]
             column += len(token.text) + (len(space) if position > first else 0)
             if column > WIDTH and best:
                 outer = len(best) > 1 and best[False][0] < best[True][0] and best[False][2] > WIDTH // 2
+                if begins and best.get(True, (0, 0, 0))[1] <= begins:
+                    return begins
                 return best[True in best and not outer][1]
             following = line[position + 1][0] if position + 1 < len(line) else None
             equals = token.kind == "EQUAL" and following is not None and following.kind == "STRING"
@@ -250,6 +254,7 @@ class _Formatter:
             if column > WIDTH:
                 return position + 1
             depth = token.depth - equals
+            begins = position + 1 if following.kind == "TILDE" else begins
             if comma not in best or depth <= best[comma][0]:
                 best[comma] = (depth, position + 1, column)
         return len(line)

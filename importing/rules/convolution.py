@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
+from partita.importing.axes import lie_side_by_side
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
 from partita.importing.said import Said, call, listed, number_text, says
@@ -60,12 +61,12 @@ def _say_conv(write: Writer, value: Value) -> Said:
     options = {
         "over": listed(summed) if summed else None,
         "groups": listed(groups) if groups else None,
-        "stride": _same(args["stride"], 1),
+        "stride": _sizes(window) if lie_side_by_side(value) else _same(args["stride"], 1),
         "padding": _padding(args["padding"]),
         "dilation": _same(args["dilation"], 1),
-        "size": f"[{', '.join(window)}]",
+        "size": None if _first(kernel, x) == window else f"[{', '.join(window)}]",
     }
-    arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
+    arrow = f"{listed(old)} -> {listed(new)}"
     names = write.names_of(value)
     axes = (*(name for name in x.axes if name not in (*old, *x.dims[1])), *out, *new)
     made = Said(call("conv", x.text, kernel.text, arrow, **options), (x.dims[0], out, *((name,) for name in new)), axes)
@@ -73,6 +74,17 @@ def _say_conv(write: Writer, value: Value) -> Said:
         made = write.split(made, dim, own)
     # Channels that are gone by now give their name back.
     return made if out == names[1] else made.renamed([made.dims[0], names[1], *made.dims[2:]])
+
+
+def _first(kernel: Said, image: Said) -> list[str]:
+    """The axes of a kernel that are those of its window, if nothing says otherwise."""
+    own = [name for name in kernel.axes if name not in image.axes]
+    return own[: len(kernel.dims) - 2]
+
+
+def _sizes(window: Sequence[str]) -> str:
+    sizes = [f"size({name})" for name in window]
+    return sizes[0] if len(sizes) == 1 else f"[{', '.join(sizes)}]"
 
 
 def _same(numbers: Sequence[int], usual: int) -> str | None:
@@ -114,7 +126,7 @@ def _say_patches(write: Writer, value: Value) -> Said:
         "dilation": _same(dilation, 1),
         "fill": number_text(args["fill"]) if args["fill"] and any(map(any, args["padding"])) else None,
     }
-    arrow = f"[{', '.join(old)}] -> [{', '.join(new)}]"
+    arrow = f"{listed(old)} -> {listed(new)}"
     dims = (*x.dims[:first], *((name,) for name in (*new, *window)))
     axes = (*(name for name in x.axes if name not in old), *new, *window)
     made = Said(call("patches", x.text, arrow, **options), dims, axes)

@@ -12,6 +12,7 @@ from attrs import Factory, define
 # Axes that a call renames stand behind the block's name until the file is whole: `mix⟦seq -> target⟧(x)`.
 ARROWS = re.compile(r"(\w+)⟦([^⟧]*)⟧")
 TOKEN = re.compile(r"\w+⟦[^⟧]*⟧|size\(\w+\)|\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+|\s+|.")
+ARGUMENT = re.compile(r"(\w+: \w*)\[([^\]]*)\]")
 NUMBER = re.compile(r"size\(\w+\)|\d.*")
 
 
@@ -52,10 +53,28 @@ class Blocks:
         """The axes that a call renames of a block with the one text, to be one of that with another; None if more
         differs.
         """
-        found = self._differing(TOKEN.findall(text), TOKEN.findall(other))
+        (_, ours), (_, theirs) = _taken(text), _taken(other)
+        found = self._differing(TOKEN.findall(ours), TOKEN.findall(theirs))
+        if found is None or found[1] or not self._take_alike(text, other, found[0]):
+            found = self._differing(TOKEN.findall(text), TOKEN.findall(other))
         if found is None or found[1]:
             return None
         return [f"{one} -> {its}" for one, its in found[0].items() if one != its]
+
+    def _take_alike(self, text: str, other: str, pairs: dict[str, str]) -> bool:
+        """Whether blocks whose bodies differ in axes take the same arguments, whose axes may have any order. Adds to
+        these axes those that only arguments have.
+        """
+        (ours, _), (theirs, _) = _taken(text), _taken(other)
+        if [each[0] for each in ours] != [each[0] for each in theirs]:
+            return False
+        for (_, one), (_, its) in zip(ours, theirs, strict=True):
+            left = [name for name in one if name not in pairs]
+            rest = [name for name in its if name not in {pairs.get(each) for each in one}]
+            if len(one) != len(its) or len(left) != len(rest):
+                return False
+            pairs.update(zip(left, rest, strict=True))
+        return len({*pairs.values()}) == len(pairs)
 
     def learned(self) -> bool:
         """Whether more is known now of which texts differ only in axes and in numbers."""
@@ -155,6 +174,12 @@ class Blocks:
 
     def _are_sizes(self, one: str, its: str) -> bool:
         return one.startswith("size(") and its.startswith("size(")
+
+
+def _taken(text: str) -> tuple[list[tuple[str, list[str]]], str]:
+    """The arguments of a block, each with its axes, and its body."""
+    head, _, body = text.partition(") {")
+    return [(name, axes.split(", ")) for name, axes in ARGUMENT.findall(head)], body
 
 
 def _call(token: str) -> tuple[str, dict[str, str]]:

@@ -23,6 +23,7 @@ from partita.importing.writing.tree import VIEWS, Tree, base
 Names = tuple[str, ...]
 TABLES = "tables.safetensors"  # beside the file, with what no formula says
 OWN = ("batch_norm", "group_norm")  # blocks of the importer's, which are called over many axes
+LAYER = re.compile(r"_l\d+(?:_reverse)?$")  # behind the names of what a layer of torch's LSTM or GRU has
 FAR = 4  # how many operations behind a part of a weight a value may be that it is called after
 
 
@@ -186,11 +187,13 @@ class File:
         path, _, leaf = name.rpartition(".")
         if not leaf.startswith(("weight", "bias")):  # of none of torch's modules
             return {}
-        beside = [
-            each
-            for each in self.solver.values
-            if each.op in ("parameter", "part") and each.source.args["names"][0].rpartition(".")[0] == path
-        ]
+        layer = LAYER.findall(leaf)
+        beside = []
+        for each in self.solver.values:
+            if each.op in ("parameter", "part"):
+                module, _, other = each.source.args["names"][0].rpartition(".")
+                if module == path and LAYER.findall(other) == layer:
+                    beside.append(each)
         found: dict[str, int] = {}
         recurrent = [each for each in beside if "_hh" in each.source.args["names"][0]]  # which says how all begin
         for each in recurrent or beside:
@@ -282,8 +285,12 @@ class File:
         return len({each for part in same for each in self.tree.readers(part) if each.op == op and each in inside}) > 1
 
     def summed(self, value: Value) -> tuple[int, ...]:
-        """The dimensions of a weight that products sum over, if all that read it are products."""
+        """The dimensions of a weight that products sum over, if all that read it are products; those of a window, and
+        the channels, if all are convolutions.
+        """
         readers = self.tree.readers(value)
+        if readers and all(each.op == "conv" and base(each.args["kernel"]) is value for each in readers):
+            return (*range(2, value.rank), 1)
         if not readers or any(each.op != "einsum" or base(each.args["xs"][-1]) is not value for each in readers):
             return ()
         letters, out = readers[0].args["letters"][-1], readers[0].args["out"]

@@ -33,8 +33,13 @@ def drawn(every: Tensor, fans: Mapping[str, int]) -> str:
         return f"uniform({float(f'{bound:.2g}'):g})"
     if len(every) > FEW and abs(float(every.mean())) > max(deviation, NEAR * deviation / sqrt(len(every))):
         return f"constant({number_text(float(f'{float(every.mean()):.2g}'))})"
-    near = next((each for each in USUAL if abs(deviation / each - 1) < NEAR * error), float(f"{deviation:.1g}"))
-    return f"normal({near:g})"
+    usual = [f"{each:g}" for each in USUAL if abs(deviation / each - 1) < NEAR * error]
+    # As Glorot and Bengio (2010), and He et al. (2015), say.
+    for times in (1, 2):
+        for text, size in fans.items():
+            if abs(deviation / sqrt(times / size) - 1) < NEAR * error:
+                usual.append(f"1 / sqrt({text})" if times == 1 else f"sqrt(2 / ({text}))")
+    return f"normal({[*usual, f'{deviation:.1g}'][0]})"
 
 
 def is_table(several: Sequence[Tensor], trained: bool, share: float) -> bool:

@@ -58,6 +58,9 @@ class Program:
         makers = {v: self._maker(v, name) for v, name in self.file.called.items() if name in self.modules}
         self.file.yielding = {weight for weight in makers.values() if weight is not None}
         self.called = {v: name for v, name in self.file.called.items() if makers.get(v, v) is not None}
+        for each in self.tree.values:
+            if each.op == "cross_entropy" and len(self.called.get(base(each.args["x"]), "")) < 2:
+                self.called[base(each.args["x"])] = "logits"
         for each in graph.changes:
             self.called[each.args["x"]] = f"new_{each.args['buffer'].args['names'][0].rpartition('.')[2]}"
         outer = {
@@ -158,7 +161,7 @@ class Program:
 
     def write(self, scope: Scope, body: Body) -> None:
         """Write what a call of a module computes into a body."""
-        items = scope.items
+        items = self._in_usual_order(scope)
         at = 0
         while at < len(items):
             item = items[at]
@@ -182,6 +185,26 @@ class Program:
                 self._call(item, body)
             else:
                 self.write(item, body)
+
+    def _in_usual_order(self, scope: Scope) -> list[Value | Scope]:
+        """The values and calls in a call: of what an attention reads, queries first, then keys, then values."""
+        items = list(scope.items)
+        for attend in (each for each in scope.items if isinstance(each, Value) and each.op == "attend"):
+            read = [base(attend.args[name]) for name in "qkv"]
+            last = -1
+            for value in read:
+                at = next((i for i, item in enumerate(items) if value in _values(item)), None)
+                if at is None:
+                    break
+                own, between = _values(items[at]), [each for item in items[at + 1 : last + 1] for each in _values(item)]
+                if any(each in self.kept and each not in read for each in between):
+                    break
+                if any(each in own for other in between for each in made_of(other)):
+                    break
+                if at < last:
+                    items.insert(last, items.pop(at))
+                last = max(at, last)
+        return items
 
     def _bind(self, value: Value, body: Body, said: Said | None = None, name: str | None = None) -> None:
         said = Writer(self.file, body)(value) if said is None else said
@@ -622,7 +645,7 @@ class Program:
             for name, value, first in zip(names, handed[j][0], handed[0][0], strict=True):
                 inner.said[value] = self._handed(name, value, outer(first))
                 inner.bound[name] = value
-            if period == 1 or run[j].is_torch:
+            if run[j].is_torch or (period == 1 and not self._is_elsewhere(run)):
                 self.write(run[j], inner)
             else:
                 self._call(run[j], inner)
@@ -638,6 +661,12 @@ class Program:
                     inner.lines.append(f"let {name} = {said.text}")
                 inner.said.pop(value, None)
         return inner
+
+    def _is_elsewhere(self, run: Sequence[Scope]) -> bool:
+        """Whether modules outside of a run of layers are such layers, too, but for their axes."""
+        kinds, own = self.tree.kinds[run[0].call.kind], {each.path for each in run}
+        operations = _operations(run[0])
+        return any(each.path not in own and _operations(each) == operations for each in kinds)
 
     def _handed(self, name: str, value: Value, first: Said) -> Said:
         """A value that layers hand on: it has the axes of the first one, in dimensions of its own."""
@@ -712,6 +741,7 @@ class Program:
         for i in self.graph.shown:
             value = self.graph.outputs[i]
             name = valid(self.graph.names[i] or self.called.get(base(value), "result"))
+            name = "prediction" if name in self.file.inputs else name
             there = {each.split()[1] for each in body.outputs}
             name = next(n for n in numbered(name) if n not in there)
             if value is loss:  # there is nothing else
@@ -767,12 +797,18 @@ class Program:
         return f"sample {name}: {'' if dtype == 'f32' else dtype}[{', '.join(flat)}] ~ {value.args['draw']}"
 
     def _axes_line(self, text: str) -> str:
-        """All axes that the text has, in its order, with those that formulas of others name."""
+        """All axes that the text has, in its order, each after those that its formula names."""
         sizes, formulas = self.file.axes.sizes, self.file.axes.related()
-        used = [name for name in dict.fromkeys(re.findall(r"[A-Za-z]\w*", text)) if name in sizes]
-        for name in used:
-            named = re.findall(r"[A-Za-z]\w*", formulas.get(name, ""))
-            used += [each for each in named if each not in used]
+        used: dict[str, None] = {}
+
+        def use(name: str) -> None:
+            if name in sizes and name not in used:
+                for each in re.findall(r"[A-Za-z]\w*", formulas.get(name, "")):
+                    use(each)
+                used[name] = None
+
+        for name in re.findall(r"[A-Za-z]\w*", text):
+            use(name)
         return f"axis {', '.join(f'{name} = {formulas.get(name) or sizes[name]}' for name in used)}"
 
     def _constants_line(self, text: str) -> str:
@@ -897,6 +933,16 @@ def _longest_alike(texts: Sequence[str]) -> list[tuple[int, int]] | None:
             stretches.append((start, i))
             start = i
     return stretches if any(end - begin > 1 for begin, end in stretches) else None
+
+
+def _values(item: Value | Scope) -> list[Value]:
+    return item.values if isinstance(item, Scope) else [item]
+
+
+def _operations(scope: Scope) -> list[tuple[object, ...]]:
+    """What a call does, whatever its axes are."""
+    told = ("function", "causal")
+    return [(each.op, each.rank, *(each.args.get(name) for name in told)) for each in scope.values]
 
 
 def _is_layer(scope: Scope) -> bool:
