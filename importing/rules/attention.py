@@ -41,7 +41,9 @@ def _say_attend(write: Writer, value: Value) -> Said:
     k, (over, along) = write.single(write(args["k"]), [-2, -1])
     v, _ = write.single(write(args["v"]), [-2])
     one_q, (query, _) = write.single(q, [-2, -1])
-    lower = {"causal": True if args["causal"] else None, "window": args["window"]}
+    lower: dict[str, bool | str | None] = {"causal": True if args["causal"] else None, "window": None}
+    if args["window"] is not None:
+        lower["window"] = write.constant("window", args["window"])
     if args["causal"] and query == over and args["window"] is None and write.differ(value, "window"):
         lower["window"] = f"size({over})"  # so that it is the same block as that with a window
     tables = {name: args[name] for name in ("mask", "bias") if args[name] is not None}
@@ -73,7 +75,7 @@ def _say_attend(write: Writer, value: Value) -> Said:
     k, v = (x if over in x.axes else write.expanded(x, [over]) for x in (k, v))
     value_axes = v.dims[-1]
     options = {
-        "softcap": args["softcap"],
+        "softcap": write.constant("softcap", args["softcap"]) if args["softcap"] else None,
         "sink": None if args["sink"] is None else write(args["sink"]).text,
         "scale": None if args["scale"] is None else number_text(args["scale"]),
         "dropout": write.constant("drop", args["dropout"]) if args["dropout"] else None,

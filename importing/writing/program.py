@@ -703,9 +703,8 @@ class Program:
         for each in bodies:
             each.name = label
         body.calls[label] = [list(bodies)]
-        number = self.file.constant(
-            "layers" if period == 1 else "pairs" if period == 2 else "periods", len(run) // period
-        )
+        several = "layers" if period == 1 else "pairs" if period == 2 else "periods"
+        number = self.file.constant(re.sub("layer(?!s)", several, label), len(run) // period)
         body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
         for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
             self._name(carried, result, self._handed(carried, result, writer(value)), body)

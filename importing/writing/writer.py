@@ -392,7 +392,10 @@ class Writer:
         keyword = "buffer" if value.op in ("buffer", "table") else "param"
         dtype = "" if value.is_float else "i64"
         made = Declared(name, dims, "", value, keyword, dtype, self.file.summed(value))
-        return evolve(made, initial=self.file.tabled(value, made.axes) or self.file.initial(value))
+        table = self.file.tabled(value, made.axes)
+        if table and not value.source.args["trained"]:
+            made = evolve(made, keyword="buffer")  # a constant
+        return evolve(made, initial=table or self.file.initial(value))
 
     def parameter_as(self, value: Value, said: Said, dims: Sequence[Names]) -> Said:
         """A value with other names for its axes; a parameter that is not declared yet is declared with them."""
