@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import asdict, evolve
 
@@ -26,10 +25,9 @@ from partita.compiler.analysis.liveness import (
     working_set,
 )
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
-from partita.compiler.graph import Graph, Node, Parameter, Value
+from partita.compiler.graph import Node, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, stored_form, tensor_type
-from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.groups import ANCHOR
 from partita.compiler.ops.optimizer import EMA
@@ -54,6 +52,7 @@ from partita.compiler.program import (
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.state import Partitioned
 from partita.compiler.streams import communicators
 from partita.dsl.types import Type
 
@@ -64,35 +63,13 @@ def functions_of(partitioned: PartitionedGraph, schedule: Schedule, compiled: bo
     return [StageFunctions(partitioned, stage, kinds, compiled) for stage in partitioned.stages]
 
 
-def plan_step(
-    whole: Graph,
-    partitioned: PartitionedGraph,
-    layouts: Mapping[str, ParameterLayouts],
-    update: UpdateGraph,
-    schedule: Schedule,
-    batch: str,
-    mesh: Mesh,
-    batches: Fraction = Fraction(1),
-    compiled: bool = False,
-    on_host: Collection[str] = (),
-    mapped: Collection[str] = (),
-    adds: bool = True,
-    late: bool = False,
-    replicas_per_rank: int = 1,
-    delay: int = 0,
-    paired: bool = False,
-    captured: bool = False,
-) -> StepPlan:
-    """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
-
-    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. The
-    parameters `on_host` lie in the host's memory, those `mapped` as files; `adds`: ranks add what they exchange;
-    `late`: updates may be made before their step is validated; `captured`: it is launched as a whole on GPUs. Each rank
-    trains `replicas_per_rank` groups, and `whole` has the rows of one. Updates use gradients of `delay` steps before;
-    `paired`, of two steps each.
+def plan_step(state: Partitioned, schedule: Schedule) -> StepPlan:
+    """The plan of one kind of step, with the order of every rank's actions.
 
     Raises Refused if the schedule violates an invariant (E0501 to E0504).
     """
+    joint, partitioned, update, mesh = state.joint, state.partitioned, state.update, state.mesh
+    train, training, on_host, mapped = state.train, state.training, state.on_host, state.mapped
     _check_ends(partitioned)
     check_schedule(schedule)
     instructions = communicate(schedule, partitioned.messages)
@@ -100,16 +77,16 @@ def plan_step(
     tied = _tied(update, schedule)
     streams = communicators(mesh, {each.transfer.channel for each in tied})
     names = (*(each.name for each in update.parameters), *(each.name for each in update.buffers))
-    written = set(names) if late else set[str]()
+    written = set(names) if training and train.late else set[str]()
     reduce = dict(update.reduce)
     needs: dict[tuple[int, str], StageNeeds] = {}
     stages = []
-    of_stages = functions_of(partitioned, schedule, compiled)
+    of_stages = functions_of(partitioned, schedule, state.compiled)
     for functions, form in zip(of_stages, forms(partitioned, update.reduce), strict=True):
         like = form, schedule.last_kind(functions.stage.index)
         if like not in needs:
             own = functions.stage.index
-            needs[like] = _needs(functions, like[1], reduce.get(own, ()), update.totals[own], adds)
+            needs[like] = _needs(functions, like[1], reduce.get(own, ()), update.totals[own], not state.device.gpu)
         stages.append(_stage(functions.stage, schedule, needs[like]))
     ranks = tuple(
         _rank_plan(rank, schedule, stages, update, instructions[rank], tied, set(reduce), written)
@@ -119,23 +96,24 @@ def plan_step(
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
     outer = {each.name: each for each in update.outer}
-    groups = replicas_per_rank * mesh.groups
+    groups = state.replicas_per_rank * mesh.groups
+    delay, paired = (train.delay, train.paired) if training else (0, False)
     return StepPlan(
-        name=whole.name,
+        name=joint.name,
         inputs=tuple(
             InputRecord(each.name, type, each.value.type, each.limit, each.span, each.ignored)
-            for each in whole.inputs
-            for type in (_of_groups(stored_form(each.value.type, REPLICATED, whole.own_sizes)[0], batch, groups),)
+            for each in joint.inputs
+            for type in (_of_groups(stored_form(each.value.type, REPLICATED, joint.own_sizes)[0], state.batch, groups),)
         ),
-        batch=batch,
+        batch=state.batch,
         microbatches=schedule.microbatches,
         slices=schedule.slices,
-        batches=batches,
+        batches=state.batches,
         mesh=mesh,
         parameters=tuple(
             _parameter_record(
                 parameter,
-                layouts[parameter.name],
+                state.sharded.parameters[parameter.name],
                 stage_sets[parameter.name],
                 updates.get(parameter.name),
                 outer.get(parameter.name),
@@ -153,10 +131,10 @@ def plan_step(
         step_metrics=tuple(name for name, _, _ in update.step_metrics),
         guards=partitioned.graph.guards,
         schedule=schedule,
-        replicas_per_rank=replicas_per_rank,
+        replicas_per_rank=state.replicas_per_rank,
         delay=delay,
         paired=paired,
-        captured=captured,
+        captured=training and train.graphs,
         streams=streams,
     )
 

@@ -41,25 +41,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
     invariant (E0501 to E0504), or has copies of its own of what is not offloaded (E0505).
     """
     schedule, warnings = _with_copies(state, schedule)
-    plan = plan_step(
-        state.joint,
-        state.partitioned,
-        state.sharded.parameters,
-        state.update,
-        schedule,
-        state.batch,
-        state.mesh,
-        state.batches,
-        state.compiled,
-        state.on_host,
-        state.mapped,
-        adds=not state.device.gpu,
-        late=state.training and state.train.late,
-        replicas_per_rank=state.replicas_per_rank,
-        delay=state.train.delay if state.training else 0,
-        paired=state.training and state.train.paired,
-        captured=state.training and state.train.graphs,
-    )
+    plan = plan_step(state, schedule)
     return extended(Scheduled, state, schedule=schedule, plan=plan, warnings=(*state.warnings, *warnings))
 
 
