@@ -21,7 +21,7 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(19, WIDTH, padding_idx=0)
-        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.q, self.vk = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
         self.scale = nn.Parameter(torch.ones(WIDTH))
         self.gate, self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
 
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
             return y * cos + torch.cat([-second, first], -1) * sin
 
         q = turned(self.q(h).view(batch, seq, 2, 8).transpose(1, 2))
-        k, v = (each.view(batch, seq, 1, 8).transpose(1, 2) for each in self.kv(h).split(8, -1))
+        v, k = (each.view(batch, seq, 1, 8).transpose(1, 2) for each in self.vk(h).split(8, -1))
         k, v = turned(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         behind = torch.arange(seq)[:, None] - torch.arange(seq)
         scores = (q @ k.transpose(-1, -2)) * 0.3
