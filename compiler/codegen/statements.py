@@ -71,9 +71,10 @@ class Compute(Operation):
         """`h = torch.mm(x, w)  # gpt.par:31`."""
         op, arguments = self.node.op, names.arguments(self.node, self.taken)
         types = [value.type for value in self.node.outputs]
-        if self.plus is None or not isinstance(op, Summing):
+        if self.plus is None:
             text = op.emit(arguments, types)
         else:
+            assert isinstance(op, Summing), op
             other = names.texts[self.plus]
             into = op.emit_into(other, arguments, types) if self.ends else None
             text = into or op.emit_sum(other, arguments, types)
@@ -116,9 +117,10 @@ class Add(Operation):
         """`a[0].addmm_(x, d)  # gpt.par:31`."""
         op, arguments = self.node.op, names.arguments(self.node, self.taken)
         target = Argument(names.text(self.target), self.accumulation.type)
-        if not isinstance(op, Adding):
+        if op is self.accumulation:
             text = self.accumulation.statement(target.text, arguments[0])
         else:
+            assert isinstance(op, Adding), op
             text = op.emit_added(target, arguments, self.node.output.type)
         return f"{text}{place(self.node.span)}"
 

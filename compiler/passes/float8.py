@@ -48,9 +48,9 @@ def _marked(node: Node, weights: set[Value], exact: set[Value]) -> Node:
     positions = [i for i, value in enumerate(node.inputs) if value in weights]
     if len(positions) != 1 or not exact.isdisjoint(node.outputs):
         return node
-    op = None
-    if isinstance(node.op, Dot):
-        op = node.op.in_float8([value.type for value in node.inputs], positions[0])
+    if not isinstance(node.op, Dot):
+        return node
+    op = node.op.in_float8([value.type for value in node.inputs], positions[0])
     return node if op is None else evolve(node, op=op)
 
 

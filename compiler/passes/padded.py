@@ -72,9 +72,9 @@ class _Pass:
         self.sizes = sizes
         self.stored = stored
         self.own = {axis.name: axis.size for value in graph.values for axis in value.type.axes if axis.name in sizes}
-        trained = [each for each in graph.parameters if stored and not each.is_state]
-        self.own |= {axis.name: axis.size for each in trained for axis in each.value.type.axes if axis.name in stored}
-        self.trained = {each.value for each in trained}
+        lasting = [each for each in graph.parameters if stored and not each.is_state]
+        self.own |= {axis.name: axis.size for each in lasting for axis in each.value.type.axes if axis.name in stored}
+        self.lasting = {each.value for each in lasting}
         self.short: dict[tuple[Value, int | None], Value] = {}
         # The rows of each of several batches, and those with padding.
         self.batches: dict[str, tuple[int, int]] = {}
@@ -118,7 +118,7 @@ class _Pass:
         )
 
     def _type(self, type: Type, leaf: Value) -> Type:
-        for name, size in (*self.sizes.items(), *(self.stored.items() if leaf in self.trained else ())):
+        for name, size in (*self.sizes.items(), *(self.stored.items() if leaf in self.lasting else ())):
             type = type.resized(name, size)
         return type
 
@@ -183,7 +183,7 @@ class _Pass:
     def _read_here(self, value: Value) -> Value:
         """What an operation reads: of a parameter that is only stored with padding, what is real."""
         key = value, self.build.stage
-        if value in self.trained and key not in self.short:
+        if value in self.lasting and key not in self.short:
             found = self.made[value]
             for axis in self.stored:
                 found = self._cut(found, axis)
