@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
 from itertools import chain
 
 import torch
@@ -16,11 +15,12 @@ from partita.importing.graph import LEAVES, Captured, NotUnderstood, Value, with
 from partita.importing.loops import Loop
 from partita.importing.said import CALL, Said, call, number_text
 from partita.importing.writing.blocks import placed
-from partita.importing.writing.body import Body, Declared
+from partita.importing.writing.body import Body
 from partita.importing.writing.file import File, Names
 from partita.importing.writing.known import Known
 from partita.importing.writing.names import block_name, numbered, owners, valid
 from partita.importing.writing.tree import Scope, Tree, base, made_of
+from partita.importing.writing.weights import freezing_rules, parameters_of, weight_lines
 from partita.importing.writing.writer import Writer
 
 SPARE = ("h", "y", "z", "u", "p", "r")  # names of values that have none
@@ -752,10 +752,10 @@ class Program:
                 body.outputs.append(f"output {name} = {made.text}")
                 self.shown.append(made.dims)
         model = placed(f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}")
-        weights = self._weights()
+        weights = weight_lines(body, self.file.state)
         texts = {name: placed(text) for name, text in self.file.blocks.texts.items()}
         blocks = [f"block {name}{text}" for name, text in texts.items() if _is_used(name, [*texts.values(), model])]
-        frozen = self._frozen()
+        frozen = freezing_rules(body, with_gradients(self.graph.outputs[self.graph.loss]))
         whole = [*blocks, model, *frozen]
         parts = [self._axes_line("\n".join([model, *whole, *weights])), self._constants_line("\n".join(whole)), *whole]
         rule = "rules" if frozen else "adamw(lr = 1e-3)"
@@ -810,117 +810,18 @@ class Program:
             use(name)
         return f"axis {', '.join(f'{name} = {formulas.get(name) or sizes[name]}' for name in used)}"
 
+    def tables(self) -> set[str]:
+        """The full names of buffers that begin with tables, without numbers of iterations."""
+        return {name for name, _, each in parameters_of(self.model) if each.value.op == "table"}
+
     def _constants_line(self, text: str) -> str:
         used = {name: value for name, value in self.file.constants.items() if re.search(rf"\b{name}\b", text)}
         return f"const {', '.join(f'{n} = {number_text(v)}' for n, v in used.items())}" if used else ""
-
-    # ------------------------------------------------------------ weights
-
-    def _entries(self) -> list[tuple[str, list[tuple[str, int, list[Scope]]], Declared]]:
-        """All parameters: their full name, the repeats around, each with the iteration and its modules."""
-        found: list[tuple[str, list[tuple[str, int, list[Scope]]], Declared]] = []
-
-        def visit(body: Body, path: str, around: list[tuple[str, int, list[Scope]]]) -> None:
-            for each in body.parameters.values():
-                found.append((f"{path}.{each.name}", around, each))
-            for several in body.calls.values():
-                for inner in several:
-                    if isinstance(inner, list):
-                        for i, iteration in enumerate(inner):
-                            visit(
-                                iteration, f"{path}.{iteration.name}", [*around, (iteration.name, i, iteration.scopes)]
-                            )
-                    else:
-                        visit(inner, f"{path}.{inner.name}", around)
-
-        visit(self.model, self.model.name, [])
-        return found
-
-    def tables(self) -> set[str]:
-        """The full names of buffers that begin with tables, without numbers of iterations."""
-        return {name for name, _, each in self._entries() if each.value.op == "table"}
-
-    def _weights(self) -> list[str]:
-        entries = [each for each in self._entries() if each[2].value.op != "table"]
-        lines: dict[tuple[tuple[str, ...], bool], dict[str, Declared]] = {}
-        for name, around, declared in entries:
-            source = declared.value.source
-            theirs = tuple(_theirs(each, around) for each in source.args["names"])
-            lines.setdefault((theirs, declared.value.op == "part"), {}).setdefault(name, declared)
-        every = {name for ours in lines.values() for name in ours}
-        written = []
-        for (theirs, _), named in lines.items():
-            # Parts follow each other as they lie in the whole.
-            ours = dict(sorted(named.items(), key=lambda each: each[1].value.args.get("start", 0)))
-            names = ", ".join(_short(name, every) for name in ours)
-            quoted = ", ".join(f'"{name}"' for name in theirs)
-            written.append(f"{names} = {quoted} [{', '.join(_weight_dims(list(ours.values())))}]")
-        if skipped := self._skipped({name for _, _, each in entries for name in each.value.source.args["names"]}):
-            written.append(f"skip {', '.join(skipped)}")
-        return written
-
-    def _skipped(self, read: set[str]) -> list[str]:
-        """Patterns of what the module saves and the file has not: masks that are formulas, counts of batches."""
-        left = [name for name in self.file.state if name not in read]
-        patterns = {re.sub(r"\.\d+(?=\.)", ".*", name): name for name in left}
-        every = [
-            pattern if not any(fnmatchcase(name, pattern) for name in read) else name
-            for pattern, name in patterns.items()
-        ]
-        return [f'"{pattern}"' for pattern in every]
-
-    def _frozen(self) -> list[str]:
-        entries = self._entries()
-        every = {name for name, _, _ in entries}
-        trained = with_gradients(self.graph.outputs[self.graph.loss])
-        frozen = dict.fromkeys(
-            _short(name, every)
-            for name, _, each in entries
-            if each.keyword == "param" and not (each.value.source.args["trained"] and each.value in trained)
-        )
-        if not frozen:
-            return []
-        return [f"optimizer rules {{\n  freeze {', '.join(frozen)}\n  update all -> adamw(lr = 1e-3)\n}}"]
 
 
 def _is_used(name: str, texts: Sequence[str]) -> bool:
     called = re.compile(rf"\b{name}\(|share \w+ = {name}\b")
     return any(called.search(text) for text in texts)
-
-
-def _theirs(name: str, around: Sequence[tuple[str, int, list[Scope]]]) -> str:
-    """A name of theirs, where numbers of layers are formulas of iterations."""
-    for label, _, scopes in around:
-        for scope in scopes:
-            if not name.startswith(f"{scope.path}."):
-                continue
-            index = next(i for each, i, _ in around if each == label)
-            offset = (scope.number or 0) - index * len(scopes)
-            formula = label if len(scopes) == 1 else f"{len(scopes)} * {label}"
-            formula += f" + {offset}" if offset else ""
-            path = scope.list_path
-            name = f"{path}.{{{formula}}}{name[len(scope.path) :]}"
-            break
-    return name
-
-
-def _short(name: str, every: set[str]) -> str:
-    """The end of a full name that tells a parameter from all others."""
-    parts = name.split(".")
-    for count in range(2, len(parts)):
-        end = ".".join(parts[-count:])
-        if sum(each == end or each.endswith(f".{end}") for each in every) == 1:
-            return end
-    return name
-
-
-def _weight_dims(ours: Sequence[Declared]) -> list[str]:
-    dims = [" * ".join(own) or "1" for own in ours[0].dims]
-    if ours[0].value.op == "part":
-        at = ours[0].value.args["dim"]
-        each = [" * ".join(part.dims[at]) or "1" for part in ours]
-        dims[at] = f"+ {each[0]}" if len({*each}) == 1 else " + ".join(each)
-    return dims
 
 
 def _longest_alike(texts: Sequence[str]) -> list[tuple[int, int]] | None:
