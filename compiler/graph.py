@@ -345,7 +345,7 @@ class Graph:
 
     def producers(self) -> dict[Value, Node]:
         """The node that makes each value; inputs and parameters have none."""
-        return {value: node for node in self.nodes for value in node.outputs}
+        return producers_of(self.nodes)
 
     def outputs(self) -> tuple[Value, ...]:
         """The outputs of the graph: the loss, the metrics, the updates of buffers, the contributions to gradients."""
@@ -440,6 +440,30 @@ class Builder:
         value = self.part(source, ending, type)
         self.nodes.append(Node(op, inputs, (value,), self.scope, self.span, self.phase, self.stage))
         return value
+
+
+def producers_of(nodes: Iterable[Node]) -> dict[Value, Node]:
+    """The node that makes each value."""
+    return {value: node for node in nodes for value in node.outputs}
+
+
+def readers_of(nodes: Iterable[Node]) -> dict[Value, list[Node]]:
+    """The nodes that read each value, in order, each once."""
+    found: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in dict.fromkeys(node.inputs):
+            found.setdefault(value, []).append(node)
+    return found
+
+
+def outputs_of(nodes: Iterable[Node]) -> set[Value]:
+    """The values that nodes make."""
+    return {value for node in nodes for value in node.outputs}
+
+
+def inputs_of(nodes: Iterable[Node]) -> set[Value]:
+    """The values that nodes read."""
+    return {value for node in nodes for value in node.inputs}
 
 
 def substitute(node: Node, mapping: Mapping[Value, Value]) -> Node:

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from attrs import asdict
 
 from partita.compiler.codegen.emit import KINDS, StageEmitter, stage_function
-from partita.compiler.codegen.functions import receives, sends, uses_in
+from partita.compiler.codegen.functions import receives, sends
 from partita.compiler.codegen.plan import functions_of
 from partita.compiler.codegen.statements import Return
 from partita.compiler.codegen.writer import Module, Probe, Writer
-from partita.compiler.graph import Parameter
+from partita.compiler.graph import Parameter, inputs_of
 from partita.compiler.instructions import Message
 from partita.compiler.ops.op import TORCH_DTYPES, Argument
 from partita.compiler.passes.cut import PartitionedGraph, message_of
@@ -109,7 +109,7 @@ def _stage_program(
     for node, receive in receives(stage.nodes):
         if schedule.rank_of(receive.source) != plan.rank:
             received[message_of(node)] = (emitter.slots.slot(node.output), node.output.type)
-    read_later, read_by_weight = uses_in(of.groups["BW"]), uses_in(of.groups["W"])
+    read_later, read_by_weight = inputs_of(of.groups["BW"]), inputs_of(of.groups["W"])
     released = {
         emitter.slots.slot(node.inputs[0])
         for node, send in sends(stage.nodes)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from attrs import define, field
 
 from partita.compiler.analysis.liveness import strided
-from partita.compiler.codegen.functions import StageFunctions, defs_in, is_literal, receives, sends, uses_in
+from partita.compiler.codegen.functions import StageFunctions, is_literal, receives, sends
 from partita.compiler.codegen.names import View, identifier
 from partita.compiler.codegen.statements import (
     Bind,
@@ -26,7 +26,7 @@ from partita.compiler.codegen.statements import (
 )
 from partita.compiler.codegen.sums import targets
 from partita.compiler.codegen.writer import Module, Writer
-from partita.compiler.graph import Node, Phase, Value, within, without_iterations
+from partita.compiler.graph import Node, Phase, Value, inputs_of, outputs_of, within, without_iterations
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.op import Argument
 from partita.compiler.passes.early_collectives import EarlyCollectives
@@ -93,7 +93,7 @@ class StageEmitter:
     def _constants(self) -> dict[Value, str]:
         """Values constant over the step, with their place in `p`: parameters, the prologue's results, full inputs."""
         gathered = self.of.gathered
-        read = self.of.read | uses_in(gathered.follow)
+        read = self.of.read | inputs_of(gathered.follow)
         values = [parameter.value for parameter in self.stage.parameters if parameter.value in read]
         values += [v for node in self.of.prologue for v in node.outputs if v in read and not is_literal(node)]
         # What is only gathered to be gathered along another mesh axis is not kept.
@@ -112,17 +112,17 @@ class StageEmitter:
         """Writes all functions of the stage; `reduce` are the nodes that reduce its accumulators to its totals, and
         copy what is `in_flight` to the host, the first of which start in its `last` kind of action.
         """
-        crossing = uses_in(self.of.groups["BW"]) & defs_in(self.of.groups["F"])
+        crossing = inputs_of(self.of.groups["BW"]) & outputs_of(self.of.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
         for each in self.stage.inputs:
             if each.batch is not None:
                 self.slots.slot(each.value)
-        between = uses_in(self.of.groups["W"]) & defs_in(self.of.groups["B"])
+        between = inputs_of(self.of.groups["W"]) & outputs_of(self.of.groups["B"])
         keeps = {"F": crossing, "B": between, "W": set[Value](), "BW": set[Value]()}
         # A value's last reader removes it from the frame, so that it is freed after its last use.
         later = {
-            "F": uses_in(self.of.groups["BW"]) | inputs,
-            "B": uses_in(self.of.groups["W"]),
+            "F": inputs_of(self.of.groups["BW"]) | inputs,
+            "B": inputs_of(self.of.groups["W"]),
             "W": set[Value](),
             "BW": set[Value](),
         }
@@ -142,7 +142,7 @@ class StageEmitter:
     def _emit_gather(self) -> None:
         name = stage_function(self.stage.index, "G")
         writer = Writer(GATHER, module=self.module, stem=name)
-        self._masters(writer, uses_in(self.of.gathered.start))
+        self._masters(writer, inputs_of(self.of.gathered.start))
         collectives = self.of.gathered.collectives
         writer.leave(self.of.gathered.start)
         writer.block(self.of.gathered.start, ())
@@ -153,7 +153,7 @@ class StageEmitter:
     def _emit_prologue(self) -> None:
         name = stage_function(self.stage.index, "P")
         writer = Writer(PROLOGUE, module=self.module, stem=name)
-        self._masters(writer, {*uses_in(self.of.prologue), *self.constants})
+        self._masters(writer, {*inputs_of(self.of.prologue), *self.constants})
         for i, each in enumerate(self.of.full_inputs):
             writer.names.texts[each.value] = Argument(f"x[{i}]", each.value.type)
         writer.block(self.of.prologue, self.constants)
@@ -202,7 +202,7 @@ class StageEmitter:
         """Writes a function of a microbatch: the `opening` of a step waits for what is gathered, and the `closing` of a
         stage starts to reduce its gradients.
         """
-        defined = defs_in(nodes)
+        defined = outputs_of(nodes)
         name = "O" if opening else "C" if closing else kind
         arguments = OPENING if opening else FUNCTION
         late = opening.late if opening else set[Value]()
@@ -230,13 +230,13 @@ class StageEmitter:
             )
             # What only these gather from has been read.
             lasting = late | self.of.read
-            deferred = uses_in(writer.late()) - lasting
+            deferred = inputs_of(writer.late()) - lasting
             self._clear(writer, [v for v in self.constants if v not in lasting and v not in deferred])
         if closing:
             behind = self.of.behind(kind, closing.start)
             writer.leave(closing.start, closing.made)
             writer.after = {node: started for node, started in behind.items() if node is not None}
-            writer.block(behind.get(None, ()), closing.late | defs_in(closing.start))
+            writer.block(behind.get(None, ()), closing.late | outputs_of(closing.start))
         passing: set[Value] = set()
         sent = {node.inputs[0] for node, _ in sends(nodes)}
         received = {node.output for node, _ in receives(nodes)}
@@ -280,7 +280,7 @@ class StageEmitter:
         accumulators = {each.name: each.value for each in self.stage.accumulators}
         # Values loaded from the frame for the last time, and results of runs, are deleted after their last use.
         for iteration, run, keep in self.of.runs(nodes, live_out):
-            defined = defs_in(run)
+            defined = outputs_of(run)
             reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             called = iteration if len(run) >= SEGMENT else None
             if called is not None:
@@ -310,7 +310,7 @@ class StageEmitter:
         phases = {node.phase for node in run}
         suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
         stem = f"{identifier(iteration.split('.')[-2])}_{suffix}"
-        defined = defs_in(run)
+        defined = outputs_of(run)
         parameters: dict[Value | View, str] = {}  # with the name of its parameter
 
         def view(view: View) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partita.compiler.codegen.segments import compiled_units
-from partita.compiler.graph import Input, Node, Phase, Value
+from partita.compiler.graph import Input, Node, Phase, Value, inputs_of, outputs_of, producers_of
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.compiler.ops.host import ASYNC_COPIES
@@ -55,12 +55,14 @@ class StageFunctions:
     @property
     def saved(self) -> set[Value]:
         """What a microbatch keeps from F for the backward pass."""
-        return (defs_in(self.groups["F"]) & uses_in(self.groups["BW"])) - self.literal
+        return (outputs_of(self.groups["F"]) & inputs_of(self.groups["BW"])) - self.literal
 
     @property
     def kept(self) -> set[Value]:
         """What a microbatch keeps from B to W."""
-        return ((defs_in(self.groups["F"]) | defs_in(self.groups["B"])) & uses_in(self.groups["W"])) - self.literal
+        return (
+            (outputs_of(self.groups["F"]) | outputs_of(self.groups["B"])) & inputs_of(self.groups["W"])
+        ) - self.literal
 
     def reduced(self, kind: str, nodes: Sequence[Node], totals: Collection[Value]) -> EarlyCollectives:
         """The nodes that reduce the stage's gradients, by when they run; the first in its last action, of this kind."""
@@ -75,7 +77,7 @@ class StageFunctions:
         """F of the step's first microbatch: what follows from gathers stands where it is first read, but for further
         collectives, which start at once.
         """
-        makers = {value: node for node in self.gathered.follow for value in node.outputs}
+        makers = producers_of(self.gathered.follow)
         ordered: dict[Node, None] = {}
 
         def stand(node: Node) -> None:
@@ -155,8 +157,8 @@ class StageFunctions:
         after: list[set[Value]] = []
         needed = set(live_out)
         for _, run in reversed(runs):
-            own = uses_in(run)
-            after.append((own | defs_in(run)) & needed)
+            own = inputs_of(run)
+            after.append((own | outputs_of(run)) & needed)
             needed |= own
         after.reverse()
         return [(iteration, run, keep) for (iteration, run), keep in zip(runs, after, strict=True)]
@@ -182,13 +184,3 @@ def sends(nodes: Iterable[Node]) -> Iterator[tuple[Node, Send]]:
 def receives(nodes: Iterable[Node]) -> Iterator[tuple[Node, Receive]]:
     """The receives among nodes."""
     return ((node, node.op) for node in nodes if isinstance(node.op, Receive))
-
-
-def defs_in(nodes: Iterable[Node]) -> set[Value]:
-    """The results of nodes."""
-    return {value for node in nodes for value in node.outputs}
-
-
-def uses_in(nodes: Iterable[Node]) -> set[Value]:
-    """The operands of nodes."""
-    return {value for node in nodes for value in node.inputs}

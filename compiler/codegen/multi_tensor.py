@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.codegen.sums import read_once
-from partita.compiler.graph import Node, Value
+from partita.compiler.graph import Node, Value, producers_of
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Update, updated_in_place
 from partita.compiler.ops.pointwise import Cast, Pointwise
@@ -58,7 +58,7 @@ def together(nodes: Sequence[Node], keep: Collection[Value]) -> tuple[list[Node]
     """
     if not any(_joins(node.op) for node in nodes):  # of most functions
         return list(nodes), {}
-    producers = {value: node for node in nodes for value in node.outputs}
+    producers = producers_of(nodes)
     once = read_once(nodes, keep)
     behind = roots(nodes)
     read: set[Value] = set()  # by what is not moved

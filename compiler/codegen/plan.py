@@ -25,7 +25,7 @@ from partita.compiler.analysis.liveness import (
     working_set,
 )
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
-from partita.compiler.graph import Node, Parameter, Value
+from partita.compiler.graph import Node, Parameter, Value, producers_of
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import REPLICATED, stored_form, tensor_type
 from partita.compiler.ops.collective import Collective
@@ -289,7 +289,7 @@ def _waiting(
     """
     follow = functions.gathered.follow
     gathers = [*functions.gathered.collectives, *(node for node in follow if isinstance(node.op, Collective))]
-    makers = {value: node for node in (*gathers, *follow) for value in node.outputs}
+    makers = producers_of((*gathers, *follow))
     sizes = {node: collective_extra_bytes(node, adds) for node in gathers}
     masters = {each.value for each in functions.stage.parameters if each.value.type.dtype == each.master.dtype}
     behind = roots(functions.stage.nodes)

@@ -25,7 +25,7 @@ from partita.compiler.codegen.statements import (
     create_shared_views,
 )
 from partita.compiler.codegen.sums import accumulated, collective, summed, targets
-from partita.compiler.graph import Node, Value
+from partita.compiler.graph import Node, Value, inputs_of, outputs_of
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.op import Argument
@@ -162,7 +162,7 @@ class Writer:
         `keep`. They may stand in several blocks.
         """
         nodes = tuple(start)
-        results = {value for node in nodes for value in node.outputs}
+        results = outputs_of(nodes)
         self._crossing |= results
         self._ending(nodes, results.difference(keep))
 
@@ -243,7 +243,7 @@ class Writer:
             nodes, groups = together(with_sums_of_squares(nodes, keep), keep)
         accumulations = targets(nodes)
         adding = accumulated(nodes, keep)
-        read = {value for node in nodes for value in node.inputs}
+        read = inputs_of(nodes)
         literal = literals(nodes, keep, {value for value in read if value in texts and texts[value].literal})
         units: Sequence[Node | Segment] = nodes
         if self.module is not None and self.module.compiled:

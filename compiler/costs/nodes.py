@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from partita.compiler.analysis.liveness import roots
 from partita.compiler.codegen.sums import accumulated
 from partita.compiler.costs.devices import Device
-from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.graph import Graph, Node, Value, outputs_of
 from partita.compiler.ops.attention import Attention
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Transfer
@@ -166,7 +166,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
 
 def _together(run: Sequence[Node], device: Device, alias_root: Mapping[Value, Value], uses: Counter[Value]) -> float:
     """The time of one fused kernel: it reads each outside tensor once and writes what is read elsewhere."""
-    produced = {value for node in run for value in node.outputs}
+    produced = outputs_of(run)
     own: Counter[Value] = Counter()
     read: dict[Value, int] = {}
     flops = 0

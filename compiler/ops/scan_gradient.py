@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from partita.compiler.graph import producers_of
 from partita.compiler.ops.body import Body, body_of
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import make
@@ -60,7 +61,7 @@ def scan_gradients(
         return None if parts is None else added(inner, [part for part, _ in parts])
 
     reverse(inner, forward, contributions, flowing, cotangent)
-    producers = {value: each for each in inner.nodes for value in each.outputs}
+    producers = producers_of(inner.nodes)
 
     def settled(value: Value, type: Type) -> Value:
         """The cotangent of an input in its type; zeros if there is none."""

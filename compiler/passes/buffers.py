@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import BufferWrite, Builder, Graph, Master, Node, Parameter, Phase, Value
+from partita.compiler.graph import BufferWrite, Builder, Graph, Master, Node, Parameter, Phase, Value, outputs_of
 from partita.compiler.layout import is_split
 from partita.compiler.ops.body import widened
 from partita.compiler.ops.op import ShardingRule, accumulation
@@ -37,7 +37,7 @@ class UpdateEnds:
             if node in self.nodes and any(each in needed for each in node.outputs):
                 nodes.append(node)
                 needed.update(node.inputs)
-        produced = {each for node in nodes for each in node.outputs}
+        produced = outputs_of(nodes)
         return nodes[::-1], needed - produced
 
 
@@ -63,7 +63,7 @@ def ends_of(graph: Graph, batch: str) -> UpdateEnds:
         if node in late and any(value in roots for value in node.outputs):
             ends.add(node)
             roots.update(node.inputs)
-    produced = {value for node in ends for value in node.outputs}
+    produced = outputs_of(ends)
     parameters = {parameter.value for parameter in graph.parameters}
     return UpdateEnds(frozenset(ends), frozenset(roots - produced - parameters))
 

@@ -23,7 +23,7 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Builder, Node, Phase, Value
+from partita.compiler.graph import Builder, Node, Phase, Value, outputs_of, producers_of, readers_of
 from partita.compiler.layout import is_split
 from partita.compiler.ops.collective import PIECEWISE, AllGather, AllReduce, Collective, ReduceScatter
 from partita.compiler.ops.pieces import Join, Piece, contiguous
@@ -77,11 +77,8 @@ class _Stage:
         self.stage, self.most, self.repeats = stage, limits, repeats
         self.build = Builder([*names, *(value.name for node in stage.nodes for value in node.outputs)])
         self.place = {value: i for i, node in enumerate(stage.nodes) for value in node.outputs}
-        self.makers = {value: node for node in stage.nodes for value in node.outputs}
-        self.readers: dict[Value, list[Node]] = {}
-        for node in stage.nodes:
-            for value in dict.fromkeys(node.inputs):
-                self.readers.setdefault(value, []).append(node)
+        self.makers = producers_of(stage.nodes)
+        self.readers = readers_of(stage.nodes)
         self.cut: set[Node] = set()  # nodes that are computed by piece
         self.over: set[str] = set()  # mesh axes along which pieces are sent
         self.parts: dict[tuple[Value, int], Value] = {}
@@ -209,7 +206,7 @@ class _Stage:
 
     def _multiplied(self, cut: _Cut) -> Iterator[Node]:
         """The products by piece; those of a gather are joined, others start to be reduced."""
-        by_piece = {value for product in cut.products for value in product.outputs}
+        by_piece = outputs_of(cut.products)
         by_piece |= {cut.node.output} if cut.gathers else set()
         for k in range(cut.pieces):
             pieces: dict[Value, Value] = {}

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parameter, Phase, Value
+from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parameter, Phase, Value, inputs_of
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.compiler.ops.optimizer import target_of
@@ -139,7 +139,7 @@ def _stage(
     known: dict[tuple[str, int | None], Accumulator],
     unread: set[Value],
 ) -> StageGraph:
-    read = {value for node in nodes for value in node.inputs}
+    read = inputs_of(nodes)
     included = read | unread
     targets = [target for node in nodes if (target := target_of(node.op)) is not None]
     return StageGraph(

@@ -17,7 +17,7 @@ from itertools import groupby
 
 from attrs import frozen
 
-from partita.compiler.graph import Node, Value
+from partita.compiler.graph import Node, Value, inputs_of, outputs_of, producers_of
 from partita.compiler.ops.collective import Collective, is_reshard
 from partita.compiler.ops.host import ASYNC_COPIES
 from partita.dsl.reprs import count
@@ -39,7 +39,7 @@ class EarlyCollectives:
     @property
     def in_flight(self) -> tuple[Node, ...]:
         """The collectives that are waited for later."""
-        waited = {value for node in self.copies for value in node.inputs}
+        waited = inputs_of(self.copies)
         return tuple(node for node in self.collectives if waited.isdisjoint(node.outputs))
 
     @property
@@ -51,7 +51,7 @@ class EarlyCollectives:
 
     def with_copies(self, places: Mapping[Node, int]) -> EarlyCollectives:
         """Copies of what collectives make start among them as well, if others come after theirs, at a later place."""
-        makers = {value: node for node in self.collectives for value in node.outputs}
+        makers = producers_of(self.collectives)
         last = {places[node]: node for node in self.start if isinstance(node.op, Collective)}
         order = {node: number for number, node in enumerate(self.start)}
         behind: dict[Node, list[Node]] = {}
@@ -72,7 +72,7 @@ class EarlyCollectives:
     @property
     def late(self) -> set[Value]:
         """The values that are not there until a collective has arrived."""
-        return {value for node in (*self.collectives, *self.follow) for value in node.outputs}
+        return outputs_of((*self.collectives, *self.follow))
 
 
 def split_early_collectives(
@@ -100,7 +100,7 @@ def split_early_collectives(
     placed = {*begun, *follow}
     rest = [node for node in nodes if node not in placed]
     return EarlyCollectives(
-        tuple(_backward_slice([*rest, *begun], {value for node in begun for value in node.outputs}, nodes)),
+        tuple(_backward_slice([*rest, *begun], outputs_of(begun), nodes)),
         tuple(collectives),
         tuple(follow),
         tuple(_backward_slice(rest, {*live_out, *(value for node in follow for value in node.inputs)}, nodes)),
@@ -114,7 +114,7 @@ def copied_ahead(nodes: Sequence[Node]) -> list[Node]:
     that no update has read take no more than those of the largest parameter.
     """
     parts = [list(part) for _, part in groupby(nodes, key=lambda node: node.scope)]
-    produced = {value for node in nodes for value in node.outputs}
+    produced = outputs_of(nodes)
     available: set[Value] = set()
     order: list[Node] = []
     started: list[set[Node]] = []

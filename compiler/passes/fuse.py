@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
-from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.graph import Graph, Node, Value, outputs_of, readers_of
 from partita.compiler.ops.normalize import (
     LayerNormGradient,
     LayerNormScaleGradient,
@@ -28,16 +28,13 @@ MULTIPLY = Pointwise("multiply")
 def fuse(graph: Graph) -> Graph:
     """Replace each group by one operation."""
     producers = graph.producers()
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for value in dict.fromkeys(node.inputs):
-            readers.setdefault(value, []).append(node)
+    readers = readers_of(graph.nodes)
     outputs = set(graph.outputs())
     instead: dict[Node, Node | None] = {}  # None: the fused operation covers it
     for node in graph.nodes:
         if isinstance(node.op, NormalizeGradient):
             parts = _parts(node, node.op, producers, readers)
-            inner = {value for part in parts[:2] for value in part.outputs}
+            inner = outputs_of(parts[:2])
             if parts and inner.isdisjoint(outputs):
                 scaled, _, *sums = parts
                 d, scale = scaled.inputs

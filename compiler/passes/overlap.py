@@ -15,7 +15,7 @@ from itertools import groupby
 
 from attrs import evolve
 
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Node, Phase, Value, producers_of
 from partita.compiler.ops.collective import AllReduce, Collective, ReduceScatter
 from partita.compiler.passes.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth, transferred_bytes
 from partita.compiler.passes.cut import PartitionedGraph
@@ -58,7 +58,7 @@ def _as_read(prologue: Sequence[Node], rest: Sequence[Node]) -> list[Node]:
 
 def _small_sums_first(nodes: Sequence[Node]) -> list[Node]:
     """Move small all-reduces and reduce-scatters behind the node that makes their operand, if it is in `nodes`."""
-    makers = {value: node for node in nodes for value in node.outputs}
+    makers = producers_of(nodes)
     behind: dict[Node, list[Node]] = {}
     for node in nodes:
         maker = makers.get(node.inputs[0]) if isinstance(node.op, (AllReduce, ReduceScatter)) else None

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.graph import Graph, Node, Value, readers_of
 from partita.compiler.naming import around, is_in, matches, named_scopes
 from partita.dsl.check.stages import no_such_stage, other_counts, stage_rules, too_few_layers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -481,10 +481,7 @@ def _spread(graph: Graph, iterations: Mapping[str, int], explicit: Sequence[int 
 
 def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
     """Refuse (E0404) a placed parameter that is read outside its stages."""
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for value in dict.fromkeys(node.inputs):
-            readers.setdefault(value, []).append(node)
+    readers = readers_of(graph.nodes)
     for rule in rules:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             for parameter in graph.parameters:

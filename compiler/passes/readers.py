@@ -7,7 +7,7 @@ from math import prod
 
 from attrs import frozen
 
-from partita.compiler.graph import Node, Value
+from partita.compiler.graph import Node, Value, producers_of
 from partita.compiler.ops.loss import KnownTargets
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import ArgMax
@@ -43,7 +43,7 @@ class Readers:
     def __init__(self, nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> None:
         nodes = [each for node in nodes for each in (*inside.get(node, ()), node)]
         self.readers: dict[Value, list[Reader]] = {}
-        self.producers = {value: node for node in nodes for value in node.outputs}
+        self.producers = producers_of(nodes)
         roots: dict[Value, tuple[Value, Sources]] = {}
         for node in nodes:
             for position, value in enumerate(node.inputs):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Builder, Graph, Node, Parameter, Value, substitute
+from partita.compiler.graph import Builder, Graph, Node, Parameter, Value, readers_of, substitute
 from partita.compiler.ops.lookup import ScatterAdd
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import Cast
@@ -83,10 +83,7 @@ def cast_by_rows(graph: Graph, updates: Mapping[str, Update]) -> Graph:
     """The graph in which rows are cast after they are looked up, not all of a table before, where the table may be
     sparse and what computes has a narrower dtype than its master.
     """
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for value in node.inputs:
-            readers.setdefault(value, []).append(node)
+    readers = readers_of(graph.nodes)
     masters: dict[Value, Value] = {}
     for parameter in graph.parameters:
         value, update = parameter.value, updates.get(parameter.name)

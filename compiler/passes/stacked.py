@@ -24,7 +24,7 @@ from math import ceil, prod
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Node, Value
+from partita.compiler.graph import Node, Value, outputs_of
 from partita.compiler.layout import Layout, global_type, layout_of, local_type
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.stack import MATRIX, OfMatrices, Stack, Unstack
@@ -106,7 +106,7 @@ class StackingBuilder(ShardedBuilder):
 
     def deferred(self, nodes: Sequence[Node]) -> bool:
         """Whether some deferred operation reads a result of these nodes."""
-        outputs = {value for node in nodes for value in node.outputs}
+        outputs = outputs_of(nodes)
         return any(each.value in outputs for each in self._deferred)
 
     def _form(self, op: OfMatrices, value: Value, result: Value) -> _Form:

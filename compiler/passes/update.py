@@ -24,7 +24,17 @@ from types import MappingProxyType
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Accumulator, BufferWrite, Master, Node, Parameter, Phase, SparseGradientPart, Value
+from partita.compiler.graph import (
+    Accumulator,
+    BufferWrite,
+    Master,
+    Node,
+    Parameter,
+    Phase,
+    SparseGradientPart,
+    Value,
+    inputs_of,
+)
 from partita.compiler.layout import (
     REPLICATED,
     SUM,
@@ -596,7 +606,7 @@ class _UpdateBuilder:
         if layout.flat is not None and op.whole:
             made_of = [self._moved(value, each.layouts.compute) for value in made_of]
         others = op.operands(self.build, whole, on_device[0], made_of[0], made_of[1:])
-        read = {value for node in self.build.nodes for value in node.inputs}
+        read = inputs_of(self.build.nodes)
         self.build.nodes = [
             node
             for node in self.build.nodes

@@ -8,7 +8,7 @@ from typing import cast
 
 from attrs import frozen
 
-from partita.compiler.graph import Node
+from partita.compiler.graph import Node, producers_of
 from partita.compiler.layout import global_type
 from partita.compiler.ops.stack import OfMatrices
 from partita.compiler.passes.stacked import Stacked
@@ -54,7 +54,7 @@ def matrix_shares(state: Partitioned, names: Collection[str] | None = None) -> t
 
 
 def _shares(state: Partitioned, stacked: Stacked) -> Iterator[MatrixShare]:
-    makers = {value: node for node in stacked.nodes for value in node.outputs}
+    makers = producers_of(stacked.nodes)
     for node in stacked.nodes:
         if not isinstance(node.op, OfMatrices):
             continue

@@ -17,7 +17,7 @@ from functools import singledispatchmethod
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Node, Phase, Value, substitute
+from partita.compiler.graph import Node, Phase, Value, outputs_of, substitute
 from partita.compiler.ops.collective import PIECEWISE, Reshard
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pieces import Join, Piece, whole_size
@@ -80,7 +80,7 @@ class _Stage:
                 nodes += self._whole(node.op, node)
             self.phases.update(dict.fromkeys(node.outputs, PHASES.index(node.phase)))
         # What is joined is what was made as a whole, and has its own name, by which it may be sent.
-        wholes = {value for node in self.made.values() for value in node.outputs}
+        wholes = outputs_of(self.made.values())
         names = {whole: value for whole, value in self.joined.items() if whole in wholes}
         named = (
             evolve(substitute(node, names), outputs=tuple(names.get(value, value) for value in node.outputs))

@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from attrs import define
 
 from partita.compiler.analysis.liveness import roots
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Node, Phase, Value, outputs_of
 from partita.compiler.instructions import PostCopy, WaitCopy
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.host import ASYNC_COPIES, HostCopy, ToDevice, ToHost
@@ -77,7 +77,7 @@ class Copies:
     def _in_order(self, nodes: Sequence[Node]) -> None:
         """Nodes, in a rank's order, read what is there, and wait for each copy to the host once."""
         behind = roots(nodes)
-        outputs = {value for node in nodes for value in node.outputs}
+        outputs = outputs_of(nodes)
         available: set[Value] = set()
         in_flight: dict[Value, Value] = {}  # copies under way, and what they are of
         copied = Counter[Value]()  # the memory of that
