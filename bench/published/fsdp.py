@@ -28,6 +28,7 @@ from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.links import Link
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase
+from partita.compiler.ops.optimizer import target_of
 from partita.compiler.passes.place import iteration_of
 from partita.compiler.state import Scheduled
 
@@ -87,7 +88,7 @@ def _parts(state: Scheduled, fsdp: FSDP, nodes: Sequence[Node]) -> list[Part]:
     repeats = state.partitioned.graph.repeats
     found = timed(nodes, state.device, state.compiles)
     took = [
-        (node, iteration_of(node.scope, repeats), 0.0 if node.op.accumulator is not None else seconds)
+        (node, iteration_of(node.scope, repeats), 0.0 if target_of(node.op) is not None else seconds)
         for node, seconds in (narrowed(state, found) if fsdp.narrow else found)
     ]
     runs = groupby(took, key=lambda each: each[1])

@@ -22,7 +22,7 @@ from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.host import HostCopy
 from partita.compiler.ops.op import Argument, Op
 from partita.compiler.ops.optimizer import Accumulate, Update, target_of
-from partita.compiler.ops.traits import CachesTable
+from partita.compiler.ops.traits import CachesTable, DenseOperands
 from partita.compiler.pipeline import compile_run
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
@@ -113,7 +113,8 @@ class Measured:
             table = op.kernel_table(operands) if isinstance(op, CachesTable) else None
             kept = sum(type.bytes for type in results if op.allocates) + (0 if table is None else table[1])
             if target is None:
-                said = op.workspace_strided(operands, results) if strided else op.workspace(operands, results)
+                dense = strided and isinstance(op, DenseOperands)
+                said = op.workspace_strided(operands, results) if dense else op.workspace(operands, results)
             else:
                 said = op.workspace_to_add(target, operands, results[0])
             self.found[key] = self.allocated(op, operands, results, target, state, strided), Bytes(said + kept, kept)

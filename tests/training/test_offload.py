@@ -15,7 +15,7 @@ from partita.compiler.codegen.plan import functions_of
 from partita.compiler.costs.devices import DEVICES
 from partita.compiler.graph import substitute
 from partita.compiler.ops.host import CopyOut, ToDevice, WaitCopyOut
-from partita.compiler.ops.optimizer import Store, Update
+from partita.compiler.ops.optimizer import Store, Update, target_of
 from partita.compiler.passes.outer import with_outer_updates
 from partita.compiler.passes.update import OuterUpdate
 from partita.compiler.pipeline import compile_spec, schedule_spec
@@ -170,7 +170,7 @@ def test_gradients_are_on_their_way_while_the_backward_pass_runs(rules: str):
     ((_, reduce),) = state.update.reduce
     nodes = of.closing("BW", of.reduced("BW", reduce, state.update.totals[0]))
     started = {node.output: i for i, node in enumerate(nodes) if node.op == CopyOut()}
-    last = max(i for i, node in enumerate(nodes) if node.op.accumulator is not None)
+    last = max(i for i, node in enumerate(nodes) if target_of(node.op) is not None)
     coming = dict(state.update.in_flight([0]))
     assert coming.keys() == {each.name for each in state.update.parameters}
     for layer in ("up", "down"):
