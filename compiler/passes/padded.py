@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 
 from attrs import evolve
 
@@ -29,7 +30,6 @@ from partita.compiler.ops.traits import SameTensor
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type, integers
 
 INFINITY = float("inf")
-NO_SIZES: Mapping[str, int] = {}
 # Those of a microbatch, in order: what one makes, later ones can read.
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
 
@@ -46,7 +46,7 @@ def padded(
     graph: Graph,
     sizes: Mapping[str, int],
     batches: tuple[str, int] | None = None,
-    stored: Mapping[str, int] = NO_SIZES,
+    stored: Mapping[str, int] = MappingProxyType({}),
 ) -> Graph:
     """The graph with these sizes of some axes, each at least its own. With `batches`, the axis of rows and their number
     in one, this axis is of several batches, and each of them is padded. Those in `stored` are longer only in parameters

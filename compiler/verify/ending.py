@@ -20,7 +20,7 @@ from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
 from partita.compiler.layout import SUM, Layout, layout_of, within_axes
 from partita.compiler.ops.collective import is_reshard
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.host import ASYNC_COPIES, HostCopy
+from partita.compiler.ops.host import ASYNC_COPIES
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
 from partita.compiler.ops.sparse import BLOCK, ENTRY, SOURCE, Coalesce, MergeRows
@@ -104,10 +104,7 @@ class Ending:
                 name = (each.name,) if each.parameter is None else (each.name, stage.index)
                 values[each.value] = self.check.numbering.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
-                combines, copies = (
-                    isinstance(node.op, (Coalesce, MergeRows)),
-                    isinstance(node.op, HostCopy) and isinstance(node.op, ASYNC_COPIES),
-                )
+                combines, copies = isinstance(node.op, (Coalesce, MergeRows)), isinstance(node.op, ASYNC_COPIES)
                 with self.check.at(node.span, where):
                     require(is_reshard(node.op) or combines or copies, f"{quoted(node)} is not a resharding")
                     memories(node)

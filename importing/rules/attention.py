@@ -41,9 +41,8 @@ def _say_attend(write: Writer, value: Value) -> Said:
     k, (over, along) = write.single(write(args["k"]), [-2, -1])
     v, _ = write.single(write(args["v"]), [-2])
     one_q, (query, _) = write.single(q, [-2, -1])
-    lower: dict[str, bool | str | None] = {"causal": True if args["causal"] else None, "window": None}
-    if args["window"] is not None:
-        lower["window"] = write.constant("window", args["window"])
+    window = None if args["window"] is None else write.constant("window", args["window"])
+    lower: dict[str, bool | str | None] = {"causal": True if args["causal"] else None, "window": window}
     if args["causal"] and query == over and args["window"] is None and write.differ(value, "window"):
         lower["window"] = f"size({over})"  # so that it is the same block as that with a window
     tables = {name: args[name] for name in ("mask", "bias") if args[name] is not None}

@@ -61,7 +61,7 @@ def _say_conv(write: Writer, value: Value) -> Said:
     options = {
         "over": listed(summed) if summed else None,
         "groups": listed(groups) if groups else None,
-        "stride": _sizes(window) if lie_side_by_side(value) else _same(args["stride"], 1),
+        "stride": listed([f"size({name})" for name in window]) if lie_side_by_side(value) else _same(args["stride"], 1),
         "padding": _padding(args["padding"]),
         "dilation": _same(args["dilation"], 1),
         "size": None if _first(kernel, x) == window else f"[{', '.join(window)}]",
@@ -80,11 +80,6 @@ def _first(kernel: Said, image: Said) -> list[str]:
     """The axes of a kernel that are those of its window, if nothing says otherwise."""
     own = [name for name in kernel.axes if name not in image.axes]
     return own[: len(kernel.dims) - 2]
-
-
-def _sizes(window: Sequence[str]) -> str:
-    sizes = [f"size({name})" for name in window]
-    return sizes[0] if len(sizes) == 1 else f"[{', '.join(sizes)}]"
 
 
 def _same(numbers: Sequence[int], usual: int) -> str | None:

@@ -13,6 +13,7 @@ from attrs import Factory, define
 ARROWS = re.compile(r"(\w+)⟦([^⟧]*)⟧")
 TOKEN = re.compile(r"\w+⟦[^⟧]*⟧|size\(\w+\)|\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+|\s+|.")
 ARGUMENT = re.compile(r"(\w+: \w*)\[([^\]]*)\]")
+Argument = tuple[str, list[str]]  # its name and dtype, and its axes
 NUMBER = re.compile(r"size\(\w+\)|\d.*")
 
 
@@ -53,19 +54,16 @@ class Blocks:
         """The axes that a call renames of a block with the one text, to be one of that with another; None if more
         differs.
         """
-        (_, ours), (_, theirs) = _taken(text), _taken(other)
+        (own, ours), (its, theirs) = _taken(text), _taken(other)
         found = self._differing(TOKEN.findall(ours), TOKEN.findall(theirs))
-        if found is None or found[1] or not self._take_alike(text, other, found[0]):
-            found = self._differing(TOKEN.findall(text), TOKEN.findall(other))
-        if found is None or found[1]:
+        if found is None or found[1] or not self._take_alike(own, its, found[0]):
             return None
         return [f"{one} -> {its}" for one, its in found[0].items() if one != its]
 
-    def _take_alike(self, text: str, other: str, pairs: dict[str, str]) -> bool:
+    def _take_alike(self, ours: Sequence[Argument], theirs: Sequence[Argument], pairs: dict[str, str]) -> bool:
         """Whether blocks whose bodies differ in axes take the same arguments, whose axes may have any order. Adds to
         these axes those that only arguments have.
         """
-        (ours, _), (theirs, _) = _taken(text), _taken(other)
         if [each[0] for each in ours] != [each[0] for each in theirs]:
             return False
         for (_, one), (_, its) in zip(ours, theirs, strict=True):
@@ -176,7 +174,7 @@ class Blocks:
         return one.startswith("size(") and its.startswith("size(")
 
 
-def _taken(text: str) -> tuple[list[tuple[str, list[str]]], str]:
+def _taken(text: str) -> tuple[list[Argument], str]:
     """The arguments of a block, each with its axes, and its body."""
     head, _, body = text.partition(") {")
     return [(name, axes.split(", ")) for name, axes in ARGUMENT.findall(head)], body
