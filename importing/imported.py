@@ -21,6 +21,7 @@ from partita.importing.normal.views import expanded
 from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
+from partita.importing.shared import hoist
 from partita.importing.sizes import Sized, of_sizes, sized
 from partita.importing.writing.file import TABLES
 from partita.importing.writing.known import Known
@@ -108,6 +109,7 @@ def _imported(
 
     twin = sized(module, inputs, graph, solved)
     graph.rewrite(understood(graph.written, scaled))
+    hoist(graph.written)
     if twin is not None:
         _with_twins(graph.written, twin.written, scaled)
     solver = Solver(graph.written)

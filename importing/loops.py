@@ -230,7 +230,7 @@ class _Steps:
     def rewrite(self, graph: Captured, values: Sequence[Value]) -> None:
         """Put the one step in the place of all."""
         made = self.made[1]
-        calls = _common([value.place.calls for value in made])
+        calls = common([value.place.calls for value in made])
         path = ".".join(filter(None, (next((call.path for call in reversed(calls) if call.path), ""), SCAN)))
         taken = {call.path for value in values for call in value.place.calls}
         path = next(each for each in (path, *(f"{path}_{n}" for n in range(2, 1000))) if each not in taken)
@@ -367,7 +367,7 @@ def _run(part: _Part, start: int, count: int) -> Value:
     return part.x.make("slice.Tensor", shape, **args)
 
 
-def _common(calls: Sequence[tuple[Call, ...]]) -> tuple[Call, ...]:
-    """What all begin with."""
+def common(calls: Sequence[tuple[Call, ...]]) -> tuple[Call, ...]:
+    """What all calls begin with."""
     same = takewhile(lambda column: len({*column}) == 1, zip(*calls, strict=False))
     return tuple(each for each, *_ in same)

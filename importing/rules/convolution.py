@@ -55,7 +55,8 @@ def _say_conv(write: Writer, value: Value) -> Said:
     taken = {name for names in x.dims for name in names}
     rest = write.names_of(args["kernel"])[0][len(groups) :]
     out = (*groups, *write.apart(rest, taken))
-    kernel = write.parameter_as(args["kernel"], kernel, [out, summed, *kernel.dims[2:]])
+    sides = [own or (write.unit(i),) for i, own in enumerate(kernel.dims[2:])]
+    kernel = write.parameter_as(args["kernel"], kernel, [out, summed, *sides])
     kernel, window = write.single(kernel, places)
     new = write.axes_named(write.names_of(value)[2:], old)
     options = {

@@ -167,6 +167,10 @@ class Writer:
         same = (each for scope in scopes for each in scope.values if each.op == value.op)
         return len({each.args[name] for each in same}) > 1
 
+    def unit(self, number: int) -> str:
+        """One of several axes of size 1."""
+        return self.file.unit(number)
+
     def computed(self, name: str, formula: str, size: int) -> str:
         """An axis whose size others say."""
         return self.file.computed(name, formula, size)
@@ -295,8 +299,8 @@ class Writer:
 
     def lower(self, query: str, key: str, causal: bool, window: int | None) -> str:
         """Which keys a query may attend to, where queries and keys have different axes."""
-        behind = f"expand(iota({query}), {key}) - expand(iota({key}), {query})"
-        terms = [f"{behind} >= 0"] if causal else []
+        row, behind = f"expand(iota({query}), {key})", f"expand(iota({query}), {key}) - iota({key})"
+        terms = [f"{row} >= iota({key})"] if causal else []
         if window is not None:
             terms.append(f"{behind} < {window}" if causal else f"abs({behind}) < {window}")
         return " and ".join(terms)
@@ -398,7 +402,9 @@ class Writer:
         return evolve(made, initial=table or self.file.initial(value))
 
     def parameter_as(self, value: Value, said: Said, dims: Sequence[Names]) -> Said:
-        """A value with other names for its axes; a parameter that is not declared yet is declared with them."""
+        """A value with other names for its axes; a parameter that is not declared yet is declared with them, and then
+        dimensions of size 1 have axes, too.
+        """
         if tuple(dims) == said.dims:
             return said
         whole = value
@@ -408,7 +414,7 @@ class Writer:
             if declared is not None and body.read[whole] == 1 and self.file.declared_for(whole, body):
                 del body.parameters[whole]
                 return self._declare(whole, whole, dims)
-        return said.renamed(dims)
+        return said.renamed([new if own else () for own, new in zip(said.dims, dims, strict=True)])
 
     # ------------------------------------------------------------ blocks that rules write
 
@@ -472,8 +478,10 @@ def _behind(row: str, column: str, least: int | None, most: int | None) -> str:
     """Where a row is behind a column by so much."""
     if least == most:
         return f"expand(iota({row}), {column}) == iota({column})" + (f" + {least}" if least else "")
-    behind = f"expand(iota({row}), {column}) - expand(iota({column}), {row})"
-    terms = [f"{behind} >= {least}"] if least is not None else []
+    behind = f"expand(iota({row}), {column}) - iota({column})"
+    terms = [f"{behind} >= {least}" if least else f"expand(iota({row}), {column}) >= iota({column})"] * (
+        least is not None
+    )
     terms += [f"{behind} <= {most}"] if most is not None else []
     return " and ".join(terms)
 
