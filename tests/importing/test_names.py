@@ -97,3 +97,38 @@ def test_formulas_roots_and_gates_have_names():
     assert "sqrt(size(embed))" in text
     assert "let r = sigmoid(" in text
     assert "w_hr" in text
+
+
+class Mixing(nn.Module):
+    """The first of several makes the weights of all: of a table alone, or also of what it reads."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+        self.table = nn.Embedding(16, 8) if first else None
+
+    def forward(self, x: Tensor, weights: Tensor | None, reads: bool) -> tuple[Tensor, Tensor]:
+        if weights is None:
+            weights = torch.tanh(self.table(torch.arange(x.shape[1]).remainder(5)))
+            weights = weights * x.mean(1, keepdim=True) if reads else weights
+        return x + self.out(x * weights), weights
+
+
+class Mixings(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.layers, self.reads = nn.ModuleList(Mixing(not i) for i in range(4)), reads
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        weights = None
+        for layer in self.layers:
+            x, weights = layer(x, weights, self.reads)
+        return F.mse_loss(x, wanted)
+
+
+def test_what_the_first_layer_makes_for_all_is_made_before_them():
+    inputs = {"x": torch.randn(3, 10, 8), "wanted": torch.randn(3, 10, 8)}
+    shared, own = (str(partita.from_torch(Mixings(reads), inputs)) for reads in (False, True))
+    assert "const layers = 4" in shared
+    assert shared.index("= tanh(") < shared.index("repeat layers")
+    assert "const layers = 3" in own  # the first differs: what it makes reads what it is given
