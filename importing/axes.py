@@ -45,6 +45,11 @@ class Axes:
         self.fixed: set[str] = set()  # over which windows stride, or whose size matters elsewhere
         for value in solver.values:
             self._vote(value, wanted)
+        for pieces in solver.pieces.values():
+            parts = [leaves(dim) for dim in pieces]
+            if ["rotated"] in [[_best(each)[0] for each in part] for part in parts]:
+                for (factor,) in (part for part in parts if len(part) == 1 and not part[0].names):
+                    factor.names["unrotated"] += 1
         self._join_by_role()
         factors = [factor for value in solver.values for dim in solver.dims[value] for factor in leaves(dim)]
         factors += [factor for dims in solver.pieces.values() for dim in dims for factor in leaves(dim)]
@@ -211,6 +216,9 @@ class Axes:
         elif value.op == "embedding":
             table = [leaves(dim) for dim in self.solver.dims[args["table"]]]
             ids = args["ids"]
+            if base(ids).op == "top":  # a bias of each expert
+                vote(table[0], 120, "experts")
+                return
             if ids.constant is not None:
                 vote(table[0], 100, "positions" if number(ids) is None else "types")
             elif "pos" in str(args["table"].args.get("names", "")):

@@ -113,6 +113,7 @@ class Solver:
         for value in self.values:
             self.dims[value] = self._of(value)
         self._indexed()
+        self._put_together()
         self._repeated_layers()
 
     def free_dimensions(self) -> list[list[tuple[str, int]]]:
@@ -222,6 +223,20 @@ class Solver:
                 chosen = self.dims[ids.args["x"]][ids.args["dim"]]
                 if prod(each.size for each in leaves(own)) == ids.args["x"].shape[ids.args["dim"]]:
                     self.unify(own, chosen, value)
+
+    def _put_together(self) -> None:
+        """One axis that is put together of parts of the same sizes has the same parts: of queries and keys those that
+        are rotated, and the others.
+        """
+        known: dict[object, list[Dim]] = {}
+        for value, pieces in self.pieces.items():
+            axis, sizes = (
+                leaves(self.dims[value][value.args["dim"]]),
+                [x.shape[value.args["dim"]] for x in value.args["xs"]],
+            )
+            first = known.setdefault((*axis, *sizes), pieces)
+            for one, other in zip(first, pieces, strict=True):
+                self.unify(one, other, value)
 
     def _repeated_layers(self) -> None:
         """Parameters at the same place of modules that are numbered by a list have the same axes, and so have values of

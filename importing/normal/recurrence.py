@@ -85,7 +85,7 @@ def _parts(weight: Value, count: int) -> list[Value]:
     return [
         Value(
             "part",
-            {"of": weight, "dim": 0, "start": i * size, "number": i},
+            {"of": weight, "dim": 0, "start": i * size, "number": i, "within": 1},
             shape,
             weight.dtype,
             weight.place,

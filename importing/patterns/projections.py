@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
+
+from attrs import frozen
 
 from partita.importing.graph import Value, is_op, order, rewritten, users
 from partita.importing.normal.products import einsum
 from partita.importing.normal.views import permuted, sliced, viewed
 from partita.importing.patterns.matching import applied
+
+SLICES = ("slice", "select")
 
 
 def split_projections(outputs: Sequence[Value]) -> list[Value]:
@@ -23,61 +28,109 @@ def split_projections(outputs: Sequence[Value]) -> list[Value]:
     return outputs
 
 
+@frozen
+class Piece:
+    """A slice along a dimension of a `source`: of each of `within` stretches, the elements from `start` on. `way`: the
+    operations between, last first, each with the dimension that is sliced, and that of its operand.
+    """
+
+    source: Value
+    dim: int
+    within: int
+    start: int
+    size: int
+    way: list[tuple[Value, int, int]]
+
+
 def _split(outputs: list[Value]) -> list[Value]:
     values = order(outputs)
     readers = users(values)
-    parts: dict[tuple[Value, int, int, int], Value] = {}
+    parts: dict[tuple[object, ...], Value] = {}
 
-    def part(weight: Value, dim: int, start: int, size: int, number: int) -> Value:
-        key = (weight, dim, start, size)
+    def part(weight: Value, dim: int, piece: Piece, number: int) -> Value:
+        key = (weight, dim, piece.start, piece.size)
         if key not in parts:
-            shape = (*weight.shape[:dim], size, *weight.shape[dim + 1 :])
+            shape = (*weight.shape[:dim], piece.within * piece.size, *weight.shape[dim + 1 :])
             first, own = (weight.args["start"], weight.args["number"]) if weight.op == "part" else (0, 0)
-            args = {"of": weight.source, "dim": dim, "start": first + start, "number": own + number}
+            args = {"of": weight.source, "dim": dim, "start": first + piece.start, "number": own + number}
+            args["within"] = piece.within
             parts[key] = Value("part", args, shape, weight.dtype, weight.place, weight.position)
         return parts[key]
 
     def slices_of(value: Value, dim: int) -> list[Value] | None:
-        """The slices along a dimension that are all that reads a value, through what `_through` follows."""
+        """The slices along a dimension that are all that reads a value, through what `_piece` follows."""
         found: list[Value] = []
         for reader in readers.get(value, []):
-            if is_op(reader, "slice") and reader.args["dim"] == dim:
-                found.append(reader)
-                continue
-            inner = None if is_op(reader, "slice") else slices_below(reader, value, dim)
+            if is_op(reader, *SLICES):
+                inner = [reader] if reader.args["dim"] == dim else None
+            else:
+                ways = (i for i in range(reader.rank) if (_through(reader, i) or _split_of(reader, i)) == (value, dim))
+                inner = next((made for i in ways if (made := slices_of(reader, i)) is not None), None)
             if inner is None:
                 return None
             found += inner
         return found
 
-    def slices_below(reader: Value, value: Value, dim: int) -> list[Value] | None:
-        for own in range(reader.rank):
-            if _through(reader, own) == (value, dim):
-                return slices_of(reader, own)
-        return None
+    def pieces_of(value: Value, dim: int) -> list[int]:
+        """Where the pieces begin that all that reads a value reads of it; none, if these are not all of it."""
+        if _cut(value, dim) is None:
+            return []
+        pieces = [_piece(each) for each in slices_of(value, dim) or []]
+        stretches = {(each.start, each.size, each.within) for each in pieces if each and each.source is value}
+        if len({within for _, _, within in stretches}) != 1 or None in pieces:
+            return []
+        starts, sizes, (within, *_) = map(list, zip(*sorted(stretches), strict=True))
+        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+        if len(starts) == 1 or (within > 1 and _cut(value, dim, "parameter") is None):
+            return []
+        return starts if [*starts, value.shape[dim] // within] == [0, *ends] else []
 
-    whole: dict[tuple[Value, int], list[int]] = {}
-    for value in values:
-        for dim in range(value.rank):
-            if _cut(value, dim) is not None:
-                slices = slices_of(value, dim)
-                if slices is not None and len({each.args["start"] for each in slices}) > 1:
-                    whole[value, dim] = sorted({each.args["start"] for each in slices})
+    whole = {(value, dim): pieces_of(value, dim) for value in values for dim in range(value.rank)}
 
     def rule(value: Value) -> Value | None:
-        if not is_op(value, "slice"):
+        piece = _piece(value)
+        starts = whole.get((piece.source, piece.dim)) if piece is not None else None
+        cut = _cut(piece.source, piece.dim) if piece is not None and starts else None
+        if piece is None or not starts or cut is None:
             return None
-        source, dim = value.args["x"], value.args["dim"]
-        (source, dim), way = _source(source, dim)
-        cut = _cut(source, dim)
-        if (source, dim) not in whole or cut is None:
-            return None
-        start, size = value.args["start"], value.shape[value.args["dim"]]
-        number = whole[source, dim].index(start)
-        made = cut(value, lambda weight, dim: part(weight, dim, start, size, number))
-        return viewed(value, _again(value, made, way))
+        number = starts.index(piece.start)
+        made = cut(value, lambda weight, dim: part(weight, dim, piece, number))
+        return viewed(value, _again(value, made, piece.way))
 
     return rewritten(outputs, [rule])
+
+
+def _piece(value: Value) -> Piece | None:
+    """What a slice is of a value that it is made of by views, permutations and elementwise functions."""
+    if not is_op(value, *SLICES):
+        return None
+    x, dim = value.args["x"], value.args["dim"]
+    one = value.op == "select"
+    start, size = (value.args["index"], 1) if one else (value.args["start"], value.shape[dim])
+    (source, own), way = _source(x, dim)
+    found = _split_of(source, own)
+    if found is None:
+        return Piece(source, own, 1, start, size, way)
+    within = math.prod(source.shape[:own]) // math.prod(found[0].shape[: found[1]])
+    behind = found[0].shape[found[1]] // (within * source.shape[own])
+    (inner, before), rest = _source(*found)
+    if value.args.get("follows"):
+        return None
+    return Piece(inner, before, within, start * behind, size * behind, [*way, (source, own, found[1]), *rest])
+
+
+def _split_of(view: Value, dim: int) -> tuple[Value, int] | None:
+    """What a view splits into several dimensions, of which this is one, and which dimension of that it is."""
+    if not is_op(view, "view") or view.shape[dim] == 1:
+        return None
+    x, before = view.args["x"], math.prod(view.shape[:dim])
+    ends = [math.prod(view.shape[:i]) for i in range(view.rank + 1)]
+    for own in range(x.rank):
+        first = math.prod(x.shape[:own])
+        last = first * x.shape[own]
+        if first in ends and last in ends and first <= before and before * view.shape[dim] <= last:
+            return (x, own) if (first, last) != (before, before * view.shape[dim]) else None
+    return None
 
 
 def _through(value: Value, dim: int) -> tuple[Value, int] | None:
@@ -108,7 +161,8 @@ def _source(value: Value, dim: int) -> tuple[tuple[Value, int], list[tuple[Value
 def _again(value: Value, x: Value, way: Sequence[tuple[Value, int, int]]) -> Value:
     """A part, through the operations that the whole went through, at a value's place."""
     for step, dim, before in reversed(way):
-        size = x.shape[before]
+        whole = step.args["xs"][0] if "xs" in step.args else step.args["x"]
+        size = step.shape[dim] * x.shape[before] // whole.shape[before]
         own = {"xs": [x]} if "xs" in step.args else {"x": x}
         x = value.make(step.op, (*step.shape[:dim], size, *step.shape[dim + 1 :]), step.dtype, **{**step.args, **own})
     return x
@@ -149,13 +203,13 @@ def _wide(shape: Sequence[int]) -> list[int]:
 Cutting: TypeAlias = Callable[[Value, Callable[[Value, int], Value]], Value]
 
 
-def _cut(value: Value, dim: int) -> Cutting | None:
+def _cut(value: Value, dim: int, *weights: str) -> Cutting | None:
     """What makes a part of a value along a dimension that is one of weights: of a product, of experts, of a convolution
-    of each channel, or of these with a bias.
+    of each channel, or of these with a bias. `weights` are these only, or parts already.
     """
-    xs = applied(value, "add")
+    weights, xs = weights or ("parameter", "part"), applied(value, "add")
     if xs is not None and isinstance(xs[0], Value) and isinstance(xs[1], Value):
-        product, bias = _cut(xs[0], dim), _bias(xs[1], xs[1].rank - (value.rank - dim))
+        product, bias = _cut(xs[0], dim, *weights), _bias(xs[1], xs[1].rank - (value.rank - dim))
         if product is None or bias is None:
             return None
 
@@ -164,12 +218,12 @@ def _cut(value: Value, dim: int) -> Cutting | None:
             return place.make("pointwise", made.shape, function="add", xs=[made, bias(place, part)])
 
         return added
-    if is_op(value, "einsum") and len(value.args["xs"]) == 2 and is_op(value.args["xs"][1], "parameter", "part"):
+    if is_op(value, "einsum") and len(value.args["xs"]) == 2 and is_op(value.args["xs"][1], *weights):
         (x, weight), letters, out = value.args["xs"], value.args["letters"], value.args["out"]
         if not out or out[dim] not in letters[1] or out[dim] in letters[0]:
             return None
         at = letters[1].index(out[dim])
-        if weight.op == "part" and weight.args["dim"] != at:
+        if weight.op == "part" and (weight.args["dim"] != at or weight.args["within"] > 1):
             return None
         return lambda place, part: einsum(place, letters, out, x, part(weight, at))
     args = value.args
@@ -183,7 +237,7 @@ def _cut(value: Value, dim: int) -> Cutting | None:
         return chosen if dim == value.rank - 1 else None
     if is_op(value, "conv") and dim == 1 and args["groups"] == value.shape[1] and is_op(args["kernel"], "parameter"):
         source, way = _source(args["x"], 1)
-        inner = _cut(*source)
+        inner = _cut(*source, *weights)
         if inner is None or args["x"].shape[1] != value.shape[1]:
             return None
 

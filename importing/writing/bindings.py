@@ -164,7 +164,7 @@ class Bindings:
         names = []
         for index, usual in enumerate(("weight", "id")):
             own = next((v for v in both if v.args["index"] == index), None)
-            name = self.free(usual, own or value, body)
+            name = self.free(usual if own is None else self.called.get(own, usual), own or value, body)
             names.append(name)
             body.bound[name] = own
             if own is not None:

@@ -228,27 +228,44 @@ class File:
         return self.initial(made)
 
     def part_name(self, part: Value, whole: str) -> str:
-        """What a part of a weight is called: after the value that is made with it."""
-        bias = "_bias" in whole
-        users, name = self.tree.readers(part), self._attended(part)
-        for _ in range(FAR * (not name)):
-            name = next((self.called[user] for user in users if user in self.called), "")
-            if name or len({*users}) != 1 or (users[0].op == "pointwise" and len(users[0].inputs) > 2):
-                break
-            users = self.tree.readers(users[0])
-        name = self._gated(part) or name
-        if not name:
+        """What a part of a weight is called: after the value that is made with it, if no other part is."""
+        bias, name = "_bias" in whole, self._made_with(part, whole)
+        others = [v for v in self._parts_of(part) if v.args["start"] != part.args["start"]]
+        if not name or any(self._made_with(each, whole) == name for each in others):
             return f"{whole}_{part.args['number']}"
         if len(name) == 1:
             return f"{'b' if bias else 'w'}{name}"
         return f"{name}_bias" if bias else f"w_{name}"
+
+    def _made_with(self, part: Value, whole: str) -> str:
+        if name := self._gated(part) or self._attended(part) or self._worded(part, whole):
+            return name
+        users = self.tree.readers(part)
+        for _ in range(FAR):
+            name = next((self.called[user] for user in users if user in self.called), "")
+            if name or len({*users}) != 1 or (users[0].op == "pointwise" and len(users[0].inputs) > 2):
+                break
+            users = self.tree.readers(users[0])
+        return name
+
+    def _parts_of(self, part: Value) -> list[Value]:
+        """The parts of the weight of which a value is one."""
+        return [each for each in self.tree.users[part.source] if each.op == "part"]
+
+    def _worded(self, part: Value, whole: str) -> str:
+        """Which of the words in a weight's name a part is, if there are as many: `gate` of `gate_up_proj`."""
+        words = [word for word in whole.split("_") if word not in ("proj", "weight", "bias", "in", "linear", "fc")]
+        parts = {each.args["number"] for each in self._parts_of(part)}
+        number: int = part.args["number"]
+        said = all(len(word) > 1 or word in "qkv" for word in words)
+        return words[number] if said and len(words) == len(parts) else ""
 
     def _attended(self, part: Value) -> str:
         """`q`, `k` or `v`, where the one thing that is made of a part is that of an attention."""
         value = part
         for _ in range(FAR):
             users = self.tree.readers(value)
-            if len(users) != 1:
+            if len(users) != 1 or users[0].op == "concat":
                 return ""
             if users[0].op == "attend":
                 return next(name for name in "qkv" if base(users[0].args[name]) is value)
@@ -279,8 +296,7 @@ class File:
         """Whether several operations of a kind read a parameter, or the same part of one, in a body."""
         same = [value]
         if value.op == "part":
-            parts = (each for each in self.tree.users[value.source] if each.op == "part")
-            same = [each for each in parts if each.args["start"] == value.args["start"]]
+            same = [each for each in self._parts_of(value) if each.args["start"] == value.args["start"]]
         inside = {made for scope in body.scopes for made in scope.values}
         return len({each for part in same for each in self.tree.readers(part) if each.op == op and each in inside}) > 1
 

@@ -218,7 +218,7 @@ class Program:
                 body.outputs.append(f"output {name} = {made.text}")
                 self.shown.append(made.dims)
         model = placed(f"model {body.name}({', '.join(heads)}) {{\n{body.text}\n}}")
-        weights = weight_lines(body, self.file.state)
+        weights = weight_lines(body, self.file.state, self.file.axes.sizes)
         texts = {name: placed(text) for name, text in self.file.blocks.texts.items()}
         blocks = [f"block {name}{text}" for name, text in texts.items() if _is_used(name, [*texts.values(), model])]
         frozen = freezing_rules(body, with_gradients(self.graph.outputs[self.graph.loss]))
@@ -272,7 +272,7 @@ class Program:
                     use(each)
                 used[name] = None
 
-        for name in re.findall(r"[A-Za-z]\w*", text):
+        for name in re.findall(r"\b[A-Za-z]\w*\b(?! =(?!=))", text):  # which are no names of arguments
             use(name)
         return f"axis {', '.join(f'{name} = {formulas.get(name) or sizes[name]}' for name in used)}"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from partita.importing.graph import Value
@@ -33,8 +34,8 @@ def parameters_of(model: Body) -> list[tuple[str, Around, Declared]]:
     return found
 
 
-def weight_lines(model: Body, state: Collection[str]) -> list[str]:
-    """Which weights of the module, of those that it saves, each parameter is."""
+def weight_lines(model: Body, state: Collection[str], sizes: Mapping[str, int]) -> list[str]:
+    """Which weights of the module, of those that it saves, each parameter is; `sizes` are those of axes."""
     entries = [each for each in parameters_of(model) if each[2].value.op != "table"]
     lines: dict[tuple[tuple[str, ...], bool], dict[str, Declared]] = {}
     for name, around, declared in entries:
@@ -48,7 +49,7 @@ def weight_lines(model: Body, state: Collection[str]) -> list[str]:
         ours = dict(sorted(named.items(), key=lambda each: each[1].value.args.get("start", 0)))
         names = ", ".join(_short(name, every) for name in ours)
         quoted = ", ".join(f'"{name}"' for name in theirs)
-        written.append(f"{names} = {quoted} [{', '.join(_dims(list(ours.values())))}]")
+        written.append(f"{names} = {quoted} [{', '.join(_dims(list(ours.values()), sizes))}]")
     read = {name for _, _, each in entries for name in each.value.source.args["names"]}
     if skipped := _skipped([name for name in state if name not in read], read):
         written.append(f"skip {', '.join(skipped)}")
@@ -104,10 +105,13 @@ def _short(name: str, every: set[str]) -> str:
     return name
 
 
-def _dims(ours: Sequence[Declared]) -> list[str]:
+def _dims(ours: Sequence[Declared], sizes: Mapping[str, int]) -> list[str]:
     dims = [" * ".join(own) or "1" for own in ours[0].dims]
     if ours[0].value.op == "part":
-        at = ours[0].value.args["dim"]
-        each = [" * ".join(part.dims[at]) or "1" for part in ours]
-        dims[at] = f"+ {each[0]}" if len({*each}) == 1 else " + ".join(each)
+        at, within = ours[0].value.args["dim"], ours[0].value.args["within"]
+        around = next(i for i in range(9) if math.prod(sizes[name] for name in ours[0].dims[at][:i]) == within)
+        each = [" * ".join(part.dims[at][around:]) or "1" for part in ours]
+        parts = f"+ {each[0]}" if len({*each}) == 1 else " + ".join(each)
+        before = " * ".join(ours[0].dims[at][:around])
+        dims[at] = parts if not around else f"{before} * {parts if len({*each}) == 1 else f'({parts})'}"
     return dims

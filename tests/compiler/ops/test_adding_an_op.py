@@ -1,4 +1,5 @@
-"""An operation of the language is added in three files: its typing rule, the operation, its kernel.
+"""An operation of the language is added in three files: its typing rule, the operation, its kernel. What it means, with
+which `verify` compares, is a method of the interpreter.
 
 As modules from elsewhere they make it known to this process, whose commands then take a file that uses it; put into a
 copy of the house, a folder each, to all processes of a run.
@@ -13,12 +14,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import torch
 
 from partita.compiler.ops import OPS
 from partita.compiler.ops.op import Op, op
 from partita.compiler.passes.functions import LANGUAGE_POINTWISE, LOWERINGS, lowering
 from partita.dsl.functions.signatures import FUNCTIONS, function
 from partita.runtime import kernels
+from partita.runtime.interpreter.named import Named
+from partita.runtime.interpreter.walk import At, Walk
 from partita.runtime.kernels.registry import KERNELS, kernel
 from tests.commands import computed, here
 from tests.copies import Copy
@@ -116,8 +120,15 @@ def file_with(folder: Path, sums: str) -> Path:
     return path
 
 
+def meaning(walk: Walk, at: At, x: Named) -> Named:
+    dim = x.axes.index(at.options["over"])
+    sums = [x.data.narrow(dim, 0, i + 1).sum(dim) for i in range(x.data.shape[dim])]
+    return Named(torch.stack(sums, dim), x.axes)
+
+
 @pytest.fixture
-def added(tmp_path: Path) -> Iterator[None]:
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Walk, "_running_sum", meaning, raising=False)
     for name, text in (("rule", RULE), ("operation", OP), ("runtime", KERNEL)):
         path = tmp_path / f"{name}.py"
         path.write_text(text)

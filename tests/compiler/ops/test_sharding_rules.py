@@ -232,6 +232,7 @@ LEFT_OUT = {
     ("gather_slices", ALL): "what is gathered is read whole in every slice: each is added up once",
     ("running_mean", ALL): "states of an optimizer are no sums",
     ("momentum", ALL): "the same",
+    ("four_bits", (2, 3)): "factors and the offset are those of a stored weight: they come whole",
     ("sum_of_groups", ALL): "copies of parameters are no sums",
     ("outer_sgd", ALL): "nor are anchors",
     ("outer_nesterov", ALL): "nor their momentum",
