@@ -95,6 +95,16 @@ class Axes:
         self.sizes[name] = size
         return name
 
+    def _follow(self, name: str, formula: str) -> None:
+        """Let the size of an axis be a formula of others, none of which follows it."""
+        waiting = re.findall(r"[A-Za-z]\w*", formula)
+        while waiting:
+            each = waiting.pop()
+            if each == name:
+                return
+            waiting += re.findall(r"[A-Za-z]\w*", self.formulas.get(each, ""))
+        self.formulas[name] = formula
+
     def _of_sizes(self) -> None:
         """Axes whose size follows that of an input's: a sequence without its last position, two batches together."""
         free: dict[str, tuple[int, int]] = {}
@@ -134,9 +144,9 @@ class Axes:
             return
         first, *rest = self.formulas.get(whole[0], "").split(" + ")
         if rest and self.sizes.get(first) == value.args["start"] == shapes[0] - shapes[1]:
-            self.formulas[part[0]] = " + ".join(rest)
+            self._follow(part[0], " + ".join(rest))
         elif grows:
-            self.formulas[part[0]] = f"{whole[0]} - {shapes[0] - shapes[1]}"
+            self._follow(part[0], f"{whole[0]} - {shapes[0] - shapes[1]}")
 
     def _derive(self, value: Value) -> None:
         """Places of windows are the axis over which they stride, divided, where that is so."""
@@ -154,7 +164,7 @@ class Axes:
                 if value.op == "conv" and lie_side_by_side(value):
                     (by,) = self.of(value.args["kernel"])[i]
                 if self.formulas.get(own, by) in (by, f"{old[0]} / {stride}"):
-                    self.formulas[own] = f"{old[0]} / {by}"
+                    self._follow(own, f"{old[0]} / {by}")
 
     def _sum_up(self, value: Value) -> None:
         """The size of a concatenation is the sum of what is put together."""
@@ -166,7 +176,7 @@ class Axes:
         known = {*axes, *given}  # a file at another size of an input would be valid, whatever else follows it
         if len(axes) == 1 and axes[0] not in self.formulas and not any(known & {*each} for each in pieces):
             terms = Counter(" * ".join(each) for each in pieces)
-            self.formulas[axes[0]] = " + ".join(f"{n} * {each}" if n > 1 else each for each, n in terms.items())
+            self._follow(axes[0], " + ".join(f"{n} * {each}" if n > 1 else each for each, n in terms.items()))
 
     def related(self) -> dict[str, str]:
         """Sizes that people write as what they are of others: widths that are several times another one, and heads that

@@ -182,14 +182,14 @@ def _progresses(value: Value) -> tuple[int, ...]:
 
 
 class Once:
-    """What a module computes twice in one call, of views and parts, it computes once."""
+    """What a module computes twice in one call, of views, parts and cells, it computes once."""
 
     def __init__(self) -> None:
         self.known: dict[object, Value] = {}
 
     def __call__(self, value: Value) -> Value | None:
         """The first value that is made likewise."""
-        if value.op not in (*VIEWS, "slice", "select"):
+        if value.op not in (*VIEWS, "slice", "select", "cells"):
             return None
         args = tuple((name, id(each) if isinstance(each, Value) else str(each)) for name, each in value.args.items())
         return self.known.setdefault((value.op, args, value.shape, value.dtype, value.place.calls), value)

@@ -211,9 +211,14 @@ def of_sizes(number: float, other: Any, before: Mapping[Dim, int], after: Mappin
         for one, two in [[float(prod(sizes[dim] for dim in dims)) ** power for sizes in (before, after)]]
         if abs(number / one * two - other) <= 1e-9 * abs(other)
     ]
-    if found:  # the simplest of them
-        return min(found, key=lambda each: each.coefficient != 1)
-    for dim, size in before.items():
-        if other - number == after[dim] - size:
-            return Sized(number, 1.0, 1.0, (dim,), number - size)
-    return None
+    found += [
+        Sized(number, 1.0, 1.0, (dim,), number - size)
+        for dim, size in before.items()
+        if other - number == after[dim] - size
+    ]
+    return min(found, key=_length, default=None)
+
+
+def _length(number: Sized) -> int:
+    """How much there is to say of what a number is of sizes: of several that it may be, the shortest is meant."""
+    return (number.coefficient != 1) + (abs(number.power) != 1) + (number.offset != 0) + len(number.dims)

@@ -96,8 +96,9 @@ def _vector_norm(value: Value, a: Arguments) -> Value:
 @aten("cosine_similarity.default")
 def _cosine(value: Value, a: Arguments) -> Value:
     x, y = a["x1"], a["x2"]
-    dim, eps = a.dim(rank=max(x.rank, y.rank)), float(a["eps"])
-
+    rank = max(x.rank, y.rank)
+    dim, eps = a.dim(rank=rank), float(a["eps"])
+    x, y = (viewed(value, each, (*(1 for _ in range(rank - each.rank)), *each.shape)) for each in (x, y))
     of = partial(broadcasted, value)
     lengths = [
         of("maximum", of("sqrt", reduced(value, "sum", of("multiply", each, each), [dim], False)), eps)

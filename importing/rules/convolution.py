@@ -57,6 +57,7 @@ def _say_conv(write: Writer, value: Value) -> Said:
     out = (*groups, *write.apart(rest, taken))
     sides = [own or (write.unit(i),) for i, own in enumerate(kernel.dims[2:])]
     kernel = write.parameter_as(args["kernel"], kernel, [out, summed, *sides])
+    kernel = write.expanded(kernel, [name for name in (*groups, *summed) if name not in kernel.axes])
     kernel, window = write.single(kernel, places)
     new = write.axes_named(write.names_of(value)[2:], old)
     options = {

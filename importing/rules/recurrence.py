@@ -30,9 +30,14 @@ def _recurrent(solver: Solver, value: Value) -> list[Dim]:
     return [*dims[:-1], hidden]
 
 
+@factors("cells")
+def _cells(solver: Solver, value: Value) -> list[Dim]:
+    return solver.dims[value.args["x"]]
+
+
 @says("recurrent")
 def _say_recurrent(write: Writer, value: Value) -> Said:
-    """Each gate has weights of its own; torch keeps those of all gates together."""
+    """Each gate has weights of its own; torch keeps those of all together. Cells that are read are returned, too."""
     args, kind = value.args, value.args["kind"]
     time = args["time"]
     several = [i for i in range(value.rank - 1) if i != time and write.is_called_again(value, args["states"][0])]
@@ -79,7 +84,8 @@ def _say_recurrent(write: Writer, value: Value) -> Said:
         step += [f"let n = tanh({of_input('n')} + r * ({of_state('n')}))", "let h = (1 - z) * n + z * h"]
     else:
         step.append(f"let h = {kind.removeprefix('rnn_')}({of_input('h')} + {of_state('h')})")
-    lines += [f"scan {seq}{' backward' if args['backward'] else ''} {{", *step, "}", "return h"]
+    lines += [f"scan {seq}{' backward' if args['backward'] else ''} {{", *step, "}"]
+    lines.append("return h, c" if write.has_cells(value) else "return h")
     text = write.own_block(value, kind.partition("_")[0], [x, *begin], declared, lines, ("x", "h", "c"))
     made = Said(text, (*x.dims[:-1], (hidden,)), (seq, *rest, hidden))
     for dim in (time, *several):

@@ -174,6 +174,15 @@ class Bindings:
                 body.said[own] = writer.split(said, value.args["dim"], parts)
         body.lines.append(f"let {', '.join(names)} = {call('top_k', x.text, f'{over} -> {chosen}')}")
 
+    def bind_cells(self, value: Value, cells: Value, body: Body) -> None:
+        """Bind what an LSTM makes, and its cells, which its block returns together."""
+        said = Writer(self.file, body)(value)
+        names = []
+        for each, usual in ((value, "states"), (cells, "cells")):
+            names.append(self.free(self.called.get(each, usual), each, body))
+            self.name(names[-1], each, said, body)
+        body.lines.append(f"let {', '.join(names)} = {said.text}")
+
     def name(self, name: str, value: Value, said: Said, body: Body) -> None:
         """Let a name stand for a value from here on."""
         old = body.bound.get(name)

@@ -76,7 +76,9 @@ class Program:
                     body.lines.append(Writer(self.file, body).update(item))
                 elif item.op == "top":
                     self.bindings.bind_top(item, body)
-                elif item in self.bindings.kept:
+                elif item.op == "recurrent" and (cells := self.tree.cells_of(item)) is not None:
+                    self.bindings.bind_cells(item, cells, body)
+                elif item in self.bindings.kept and item.op != "cells":
                     self.bindings.bind(item, body)
                 continue
             if item.is_loop:

@@ -120,6 +120,10 @@ class Tree:
                 found[user] = None
         return list(found)
 
+    def cells_of(self, value: Value) -> Value | None:
+        """The cells of an LSTM, if something reads them."""
+        return next((each for each in self.users.get(value, []) if each.op == "cells"), None)
+
     def is_output(self, value: Value) -> bool:
         """Whether the module returns a value, or a view of it."""
         return any(each is value or base(each) is value for each in self.outputs)

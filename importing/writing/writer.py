@@ -452,6 +452,10 @@ class Writer:
         """Whether other calls of a module read a parameter of the one that computes a value."""
         return self.file.has_calls(parameter, value.op, self.file.home_of(parameter, self.body))
 
+    def has_cells(self, value: Value) -> bool:
+        """Whether something reads the cells of an LSTM."""
+        return self.file.tree.cells_of(value) is not None
+
     def update(self, value: Value) -> str:
         """The statement that changes a buffer."""
         x = value.args["x"]
