@@ -24,7 +24,7 @@ WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
 
 # Roles whose axes are joined, beside those that are one; and roles whose axes are not one where sizes are equal.
 SYNONYMS = (("value", "key"), ("classes", "vocab"), ("source", "seq"))
-ALONE = ("batch", "seq", "source", "vocab", "part", "features")
+ALONE = ("batch", "seq", "source", "vocab", "part", "features", "chosen")
 
 # What people call the axes of kernels, of windows, and of the places at which these stand, along one to three.
 KERNELS = (("taps",), ("kh", "kw"), ("kt", "kh", "kw"))
@@ -95,8 +95,10 @@ class Axes:
         self.sizes[name] = size
         return name
 
-    def _follow(self, name: str, formula: str) -> None:
-        """Let the size of an axis be a formula of others, none of which follows it."""
+    def follow(self, name: str, formula: str) -> None:
+        """Let the size of an axis be a formula of others, if it has none, and none of these follows it."""
+        if name in self.formulas:
+            return
         waiting = re.findall(r"[A-Za-z]\w*", formula)
         while waiting:
             each = waiting.pop()
@@ -144,9 +146,9 @@ class Axes:
             return
         first, *rest = self.formulas.get(whole[0], "").split(" + ")
         if rest and self.sizes.get(first) == value.args["start"] == shapes[0] - shapes[1]:
-            self._follow(part[0], " + ".join(rest))
+            self.follow(part[0], " + ".join(rest))
         elif grows:
-            self._follow(part[0], f"{whole[0]} - {shapes[0] - shapes[1]}")
+            self.follow(part[0], f"{whole[0]} - {shapes[0] - shapes[1]}")
 
     def _derive(self, value: Value) -> None:
         """Places of windows are the axis over which they stride, divided, where that is so."""
@@ -163,8 +165,9 @@ class Axes:
                 by = str(stride)
                 if value.op == "conv" and lie_side_by_side(value):
                     (by,) = self.of(value.args["kernel"])[i]
-                if self.formulas.get(own, by) in (by, f"{old[0]} / {stride}"):
-                    self._follow(own, f"{old[0]} / {by}")
+                if self.formulas.get(own) == f"{old[0]} / {stride}":
+                    del self.formulas[own]  # which a window says better
+                self.follow(own, f"{old[0]} / {by}")
 
     def _sum_up(self, value: Value) -> None:
         """The size of a concatenation is the sum of what is put together."""
@@ -176,7 +179,7 @@ class Axes:
         known = {*axes, *given}  # a file at another size of an input would be valid, whatever else follows it
         if len(axes) == 1 and axes[0] not in self.formulas and not any(known & {*each} for each in pieces):
             terms = Counter(" * ".join(each) for each in pieces)
-            self._follow(axes[0], " + ".join(f"{n} * {each}" if n > 1 else each for each, n in terms.items()))
+            self.follow(axes[0], " + ".join(f"{n} * {each}" if n > 1 else each for each, n in terms.items()))
 
     def related(self) -> dict[str, str]:
         """Sizes that people write as what they are of others: widths that are several times another one, and heads that

@@ -21,6 +21,7 @@ from partita.importing.normal.views import expanded
 from partita.importing.patterns import patterns
 from partita.importing.patterns.projections import split_projections
 from partita.importing.patterns.scalings import Scaling, scalings
+from partita.importing.patterns.sums import sums_of_products
 from partita.importing.shared import hoist
 from partita.importing.sizes import Sized, of_sizes, sized
 from partita.importing.writing.file import TABLES
@@ -138,7 +139,7 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
             raise value.refuse(
                 "zeros and ones that are drawn are rounded here: `torch.rand_like(x) < p` draws them exactly"
             )
-    return rewritten(outputs, [_folded])
+    return rewritten(outputs, [_folded, sums_of_products(outputs)])
 
 
 def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:

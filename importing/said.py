@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -90,4 +91,5 @@ def number_text(x: float) -> str:
     if isinstance(x, int):
         return f"{x:_}" if abs(x) >= 10_000 else str(x)
     short = f"{x:.9g}"
-    return short if abs(float(short) - x) <= 4e-16 * abs(x) else repr(x)  # 1 - 0.9 is 0.1
+    text = short if abs(float(short) - x) <= 4e-16 * abs(x) else repr(x)  # 1 - 0.9 is 0.1
+    return re.sub(r"e(-?)\+?0*", r"e\1", text)

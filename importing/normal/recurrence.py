@@ -10,7 +10,7 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 @several("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
-def _recurrent(value: Value, a: Arguments, index: int) -> Value:
+def _recurrence(value: Value, a: Arguments, index: int) -> Value:
     """The output, or the last states or cells, of layers of a recurrent module."""
     kind = a.value.op.partition(".")[0]
     x, weights = a["input"], list(a["params"])

@@ -26,9 +26,10 @@ class Scores:
 
     def forbid(self, forbidden: Value) -> None:
         """Scores do not count where this is true."""
-        self.allow(pointwise(forbidden, "not", forbidden))
-        if self.mask is not None and forbidden.constant is not None and self.mask.constant is None:
-            self.mask.constant = ~forbidden.constant
+        allowed = pointwise(forbidden, "not", forbidden)
+        if forbidden.constant is not None:
+            allowed.constant = ~forbidden.constant
+        self.allow(allowed)
 
     def allow(self, allowed: Value) -> None:
         """Scores count where this is true."""

@@ -109,13 +109,11 @@ def _piece(value: Value) -> Piece | None:
     start, size = (value.args["index"], 1) if one else (value.args["start"], value.shape[dim])
     (source, own), way = _source(x, dim)
     found = _split_of(source, own)
-    if found is None:
-        return Piece(source, own, 1, start, size, way)
+    if found is None or value.args.get("follows"):
+        return Piece(source, own, 1, start, size, way) if found is None else None
     within = math.prod(source.shape[:own]) // math.prod(found[0].shape[: found[1]])
     behind = found[0].shape[found[1]] // (within * source.shape[own])
     (inner, before), rest = _source(*found)
-    if value.args.get("follows"):
-        return None
     return Piece(inner, before, within, start * behind, size * behind, [*way, (source, own, found[1]), *rest])
 
 
@@ -218,14 +216,23 @@ def _cut(value: Value, dim: int, *weights: str) -> Cutting | None:
             return place.make("pointwise", made.shape, function="add", xs=[made, bias(place, part)])
 
         return added
-    if is_op(value, "einsum") and len(value.args["xs"]) == 2 and is_op(value.args["xs"][1], *weights):
-        (x, weight), letters, out = value.args["xs"], value.args["letters"], value.args["out"]
-        if not out or out[dim] not in letters[1] or out[dim] in letters[0]:
+    if is_op(value, "einsum") and len(value.args["xs"]) == 2:
+        (x, whole), letters, out = value.args["xs"], value.args["letters"], value.args["out"]
+        flat = is_op(whole, "view") and _wide(whole.shape) == _wide(whole.args["x"].shape)  # of a kernel of one place
+        weight = whole.args["x"] if flat else whole
+        if not is_op(weight, *weights) or not out or out[dim] not in letters[1] or out[dim] in letters[0]:
             return None
         at = letters[1].index(out[dim])
-        if weight.op == "part" and (weight.args["dim"] != at or weight.args["within"] > 1):
+        own = at if not flat else [i for i, size in enumerate(weight.shape) if size > 1][len(_wide(whole.shape[:at]))]
+        if weight.op == "part" and (weight.args["dim"] != own or weight.args["within"] > 1):
             return None
-        return lambda place, part: einsum(place, letters, out, x, part(weight, at))
+
+        def of_product(place: Value, part: Callable[[Value, int], Value]) -> Value:
+            made = part(weight, own)
+            shape = (*whole.shape[:at], made.shape[own], *whole.shape[at + 1 :])
+            return einsum(place, letters, out, x, viewed(place, made, shape) if flat else made)
+
+        return of_product if whole.shape[at] > 1 else None
     args = value.args
     if is_op(value, "routed") and is_op(args["w"], "parameter") and args["out"][dim] in args["letters"]:
         along = args["letters"].index(args["out"][dim])

@@ -166,7 +166,7 @@ def _rope(
     if base is None:
         scaled = scaling_of(tables[0], tables[1], scalings)
         if scaled is None:
-            raise value.refuse("rotary positions of unknown frequencies")
+            return None  # what it is made of says it
         base, scaling = scaled
     options = {"position": long[0] + lines, "base": base, "interleaved": interleaved, "part": 1.0, "scaling": scaling}
     return viewed(value, value.make("rope", x.shape, x=x, **options))

@@ -47,8 +47,9 @@ def _say_attend(write: Writer, value: Value) -> Said:
         lower["window"] = f"size({over})"  # so that it is the same block as that with a window
     tables = {name: args[name] for name in ("mask", "bias") if args[name] is not None}
     extra: dict[str, str] = {}
-    if tables and query == over:
-        # Queries and keys are of one axis, and the mask has both: keys have another name.
+    if (tables and query == over) or over in {name for own in one_q.dims[:-2] for name in own}:
+        # The mask has the axis of queries and of keys, which is one, or queries have it beside their own: keys have
+        # another name.
         other = write.second(over)
         k, v = (x.renamed([*x.dims[:-2], (other,), x.dims[-1]]) for x in (k, v))
         over = other

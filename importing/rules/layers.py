@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import torch
 from attrs import evolve
 
 from partita.importing.factors import Dim, Solver, factors
@@ -148,6 +151,10 @@ def _update(solver: Solver, value: Value) -> list[Dim]:
 
 @factors("embedding")
 def _embedding(solver: Solver, value: Value) -> list[Dim]:
+    ids, table = value.args["ids"], value.args["table"]
+    fixed = ids.constant is not None and ids.twin == ids.shape == table.shape[:1]
+    if fixed and torch.equal(ids.constant, torch.arange(len(ids.constant))):  # the whole table, whose rows are places
+        solver.unify(solver.dims[ids][0], solver.dims[table][0], value)
     return [*solver.dims[value.args["ids"]], *solver.dims[value.args["table"]][1:]]
 
 
@@ -161,16 +168,17 @@ def _say_embedding(write: Writer, value: Value) -> Said:
     if not of_ids.axes and of_ids.text.lstrip("-").isdigit():
         dims = (*of_ids.dims, *table.dims[1:])
         return Said(call("gather", table.text, of_ids.text, along=over), dims, table.axes[1:], dtype=table.dtype)
-    counted = of_ids.text.removeprefix("iota(").removesuffix(")")
+    counted = re.fullmatch(r"iota\((\w+)\)(?: \+ (\d+))?", of_ids.text)
     taken = set(of_ids.axes)
     rest = [write.apart(names, taken) for names in table.dims[1:]]
     table = table.renamed([table.dims[0], *rest])
     dims = (*of_ids.dims, *table.dims[1:])
     axes = (*of_ids.axes, *(name for name in table.axes if name != over))
-    if of_ids.text == f"iota({counted})" and counted.isidentifier():
-        if counted == over:
+    if counted is not None:
+        if counted[1] == over and counted[2] is None:
             return evolve(table, dims=dims)
-        return Said(call("slice", table.text, f"{over} -> {counted}"), dims, axes, dtype=table.dtype)
+        text = call("slice", table.text, f"{over} -> {counted[1]}", start=counted[2])
+        return Said(text, dims, axes, dtype=table.dtype)
     if not value.is_float:
         return Said(call("gather", table.text, of_ids.text, along=over), dims, axes, dtype=write.dtype_of(value))
     return Said(call("embedding", of_ids.text, table.text, over=over, padding=padding), dims, axes, dtype=table.dtype)

@@ -9,6 +9,8 @@ from string import ascii_lowercase
 
 from attrs import Factory, define
 
+from partita.importing.writing.names import owners, snake
+
 # Axes that a call renames stand behind the block's name until the file is whole: `mix⟦seq -> target⟧(x)`.
 ARROWS = re.compile(r"(\w+)⟦([^⟧]*)⟧")
 TOKEN = re.compile(r"\w+⟦[^⟧]*⟧|size\(\w+\)|\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+|\s+|.")
@@ -34,21 +36,27 @@ class Blocks:
     forms: dict[str, list[Form]]
     apart: bool = False  # whether blocks are one only where texts are the same
     texts: dict[str, str] = Factory(dict)
+    named: dict[str, list[str]] = Factory(dict)  # the blocks that were to be called so
+    paths: dict[str, str] = Factory(dict)  # of their modules
     first: dict[str, list[Form]] = Factory(dict)  # as blocks were to be written, by their names
 
-    def defined(self, wanted: str, text: str, taken: Collection[str]) -> tuple[str, list[str]]:
-        """The name of a block with this text, with axes that a call renames, and numbers that it gives."""
+    def defined(self, wanted: str, text: str, taken: Collection[str], path: str = "") -> tuple[str, list[str]]:
+        """The name of a block with this text, with axes that a call renames, and numbers that it gives. `path` is that
+        of its module, whose names tell it from other blocks that are to be called so.
+        """
         form, given = self._formed(wanted, text)
-        letters = (f"{wanted}_{one}{last}" for one in ("", *ascii_lowercase) for last in ascii_lowercase[not one :])
-        for name in (each for each in chain([wanted], letters) if each not in taken):
-            if name not in self.texts:
-                self.texts[name] = form
-                return name, given
+        before = [name for name in self.named.setdefault(wanted, []) if name in self.texts]
+        for name in before:
             pairs = None if self.apart else self.renamed(self.texts[name], form)
             pairs = [] if self.texts[name] == form else pairs
             if pairs is not None:
                 return f"{name}⟦{', '.join(pairs)}⟧" if pairs else name, given
-        raise AssertionError("there are names enough")
+        letters = (f"{wanted}_{one}{last}" for one in ("", *ascii_lowercase) for last in ascii_lowercase[not one :])
+        told = [n for n in _told_apart(wanted, path, self.paths[before[0]]) if n not in self.axes] if before else []
+        name = next(n for n in chain([wanted], told, letters) if n not in {*self.texts, *taken})
+        self.texts[name], self.paths[name] = form, path
+        self.named[wanted].append(name)
+        return name, given
 
     def renamed(self, text: str, other: str) -> list[str] | None:
         """The axes that a call renames of a block with the one text, to be one of that with another; None if more
@@ -172,6 +180,21 @@ class Blocks:
 
     def _are_sizes(self, one: str, its: str) -> bool:
         return one.startswith("size(") and its.startswith("size(")
+
+
+def _told_apart(wanted: str, path: str, other: str) -> list[str]:
+    """What a block is called beside another one: after its module, if that one is called otherwise, or after the module
+    that it is in; not after lists of modules.
+    """
+    path, other = (re.sub(r"\.?\w+\.\d+(?=\.|$)", "", each).strip(".") for each in (path, other))
+    own, its = (snake(each.rpartition(".")[2]) for each in (path, other))
+    names = [own, *owners(path, other)] if own != its else owners(path, other)
+    kinds = {word[:3] for word in wanted.split("_")}
+    return [
+        name if kinds & {word[:3] for word in name.split("_")} else f"{name}_{wanted}"
+        for name in names
+        if name.isidentifier() and not name[-1].isdigit()
+    ]
 
 
 def _taken(text: str) -> tuple[list[Argument], str]:

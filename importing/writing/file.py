@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import combinations
 from math import prod
 
 import torch
@@ -115,7 +116,9 @@ class File:
         for part, size in wanted:  # which are nowhere but between the split and a merge
             if (part, size) not in self.splits:
                 self.splits[part, size] = self.axes.free([part], size)
-        return tuple(self.splits[each] for each in wanted)
+        names = tuple(self.splits[each] for each in wanted)
+        self.axes.follow(names[-1], " / ".join([name, *names[:-1]]))
+        return names
 
     def is_bound(self, value: Value, text: str) -> bool:
         """Whether a formula of constants has a name: one that is long, or that several read and that is not short."""
@@ -173,13 +176,46 @@ class File:
             return initial.constant(0.0)
         first = float(every[0])
         short = float(f"{first:.6g}")
+        drawn = value.op != "buffer" and not bool((every == every.round()).all())
+        if drawn and every.numel() <= initial.FEW and (beside := self._weight_beside(value)) is not None:
+            return self.initial(beside)  # as far as so few tell
         if every.numel() == 1 and value.op != "buffer" and torch.tensor(short).float() != torch.tensor(first).float():
             return f"normal({number_text(float(f'{abs(first):.1g}'))})"  # no number that one would have written
         if bool((every == every[0]).all()):
             return initial.constant(short if torch.tensor(short).float() == torch.tensor(first).float() else first)
         if value.op == "buffer":
             return "zeros()"  # what it is comes with the weights
-        return initial.drawn(every, fans)
+        return initial.drawn(every, fans, self._variances(value), len(alike))
+
+    def _weight_beside(self, bias: Value) -> Value | None:
+        """The weight of which a parameter is the bias, if the weight's distribution follows a size, as torch's do."""
+        module, _, leaf = bias.source.args["names"][0].rpartition(".")
+        weights = (v for v in self.solver.values if v.op == "parameter" and v.args["names"][0] == f"{module}.weight")
+        found = next(weights, None) if leaf == "bias" else None
+        return found if found is not None and self.initial(found).startswith("uniform(1 / sqrt(") else None
+
+    def _variances(self, value: Value) -> dict[str, float]:
+        """Variances that distributions of a parameter may have beside those of its fans: of both ends of a matrix, of
+        what it makes, and of some of its axes.
+        """
+        whole = value.source
+        if whole.rank < 2:
+            return {}
+        sizes = self.axes.sizes
+        text = {dim: " * ".join(f"size({own})" for own in names) for dim, names in enumerate(self.axes.of(value))}
+        rows, columns = text[0] or "1", " * ".join(filter(None, (text[dim] for dim in range(1, whole.rank)))) or "1"
+        parts = whole.shape[0] // prod(sizes[own] for own in self.axes.of(value)[0]) if value.op == "part" else 1
+        rows = f"{parts} * {rows}" if parts > 1 else rows
+        made, read = whole.shape[0] * prod(whole.shape[2:]), prod(whole.shape[1:])
+        beside = " * ".join(filter(None, [rows, *(text[dim] for dim in range(2, whole.rank))]))
+        found = {f"sqrt(2 / ({rows} + {columns}))": 2 / (whole.shape[0] + read)} if whole.rank == 2 else {}
+        found[f"sqrt(2 / ({beside}))"] = 2 / made
+        names = [own for dim in self.axes.of(value) for own in dim]
+        for count in (1, 2):
+            for some in combinations(names, count):
+                product = " * ".join(f"size({own})" for own in some)
+                found.setdefault(f"1 / sqrt({product})", 1 / prod(sizes[own] for own in some))
+        return found
 
     def _fans(self, value: Value) -> dict[str, int]:
         """Sizes that a bound of a parameter's distribution may follow: of what its module sums over, or has hidden."""
@@ -325,7 +361,7 @@ class File:
 
     def block(self, wanted: str, given: Sequence[str], head: str, inner: Body, body: Body) -> str:
         """A call of a block with this text, with these values."""
-        called, numbers = self.blocks.defined(wanted, _text(head, inner), self.declared)
+        called, numbers = self.blocks.defined(wanted, _text(head, inner), self.declared, inner.scopes[0].path)
         name = called.partition("⟦")[0]
         before = body.calls.setdefault(name, [])
         before.append(inner)

@@ -218,7 +218,8 @@ class Repeats:
         taken = (body.calls, self.file.axes.sizes, self.file.constants)
         before = [each[0][0] for each in body.calls.values() if isinstance(each[0], list)]
         owned = [name for each in before[:1] for name in owners(f"{run[0].path}.", f"{each.scopes[0].path}.")]
-        likely = chain(["layer"], (f"{name}_layer" for name in owned), numbered("layer"))
+        one = {1: "layer", 2: "pair"}.get(period, "period")
+        likely = chain([one], (f"{name}_{one}" for name in owned), numbered(one))
         label = next(n for n in likely if body.is_free(n) and not any(n in names for names in taken))
         bodies = [self._iteration(run, handed, j, period, names, body) for j in range(0, len(run), period)]
         texts = {each.text for each in bodies}
@@ -227,8 +228,7 @@ class Repeats:
         for each in bodies:
             each.name = label
         body.calls[label] = [list(bodies)]
-        several = "layers" if period == 1 else "pairs" if period == 2 else "periods"
-        number = self.file.constant(re.sub("layer(?!s)", several, label), len(run) // period)
+        number = self.file.constant(re.sub(rf"{one}(?!s)", f"{one}s", label), len(run) // period)
         body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
         for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
             self.bindings.name(carried, result, self._handed(carried, result, writer(value)), body)

@@ -273,6 +273,8 @@ class Writer:
         floats = {each.dtype for each in said} & {"f32", "f64"}
         if len(floats) == 2:
             said, floats = [self.in_f32(each) for each in said], {"f32"}
+        if not floats and any(each.dtype == "number" and "." in each.text for each in said):
+            floats = {"f64"}
         if not floats:
             return said
         (wanted,) = floats
