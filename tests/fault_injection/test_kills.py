@@ -278,6 +278,7 @@ def test_a_run_survives_strike_after_strike(
     run.start(*options)
     assert run.process is not None
     struck: list[tuple[str, str]] = []
+    late: list[tuple[str, str]] = []
     gone: set[int] = set()
     for _ in range(STRIKES_OF_A_RUN):
         victim, number = random.randrange(RANKS), random.choice(LETHAL)
@@ -292,12 +293,15 @@ def test_a_run_survives_strike_after_strike(
             struck.append((str(victim), "stopped" if number == signal.SIGSTOP else number.name))
         gone |= {each.process for rank in range(RANKS) if (each := run.position(rank)) is not None}
         gone.add(position.process)
+        if (after := run.position(victim)) is not None and after.activity == ENDED:
+            late = struck[-1:]  # it may have done all that it had to do
+            break
     ended = run.finish()
     assert ended.status == 0, ended
     named = [(rank, name or stopped) for rank, name, stopped in CULPRIT.findall(ended.errors)]
-    assert named == struck
-    assert ended.errors.count("restarting all ranks") == len(struck)
+    assert named in (struck, struck[: len(struck) - len(late)])
+    assert ended.errors.count("restarting all ranks") == len(named)
     run.check_nothing_runs()
     assert run.records() == records
     assert run.commits()[LONG] == last
-    record_property("strikes", len(struck))  # `--junitxml` has them, to be summed
+    record_property("strikes", len(named))  # `--junitxml` has them, to be summed
