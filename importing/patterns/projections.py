@@ -59,6 +59,8 @@ def _split(outputs: list[Value]) -> list[Value]:
 
     def slices_of(value: Value, dim: int) -> list[Value] | None:
         """The slices along a dimension that are all that reads a value, through what `_piece` follows."""
+        if value in outputs:
+            return None
         found: list[Value] = []
         for reader in readers.get(value, []):
             if is_op(reader, *SLICES):

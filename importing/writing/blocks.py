@@ -9,7 +9,8 @@ from string import ascii_lowercase
 
 from attrs import Factory, define
 
-from partita.importing.writing.names import owners, snake
+from partita.dsl.functions.signatures import FUNCTIONS
+from partita.importing.writing.names import owners, snake, valid
 
 # Axes that a call renames stand behind the block's name until the file is whole: `mix⟦seq -> target⟧(x)`.
 ARROWS = re.compile(r"(\w+)⟦([^⟧]*)⟧")
@@ -193,7 +194,7 @@ def _told_apart(wanted: str, path: str, other: str) -> list[str]:
     return [
         name if kinds & {word[:3] for word in name.split("_")} else f"{name}_{wanted}"
         for name in names
-        if name.isidentifier() and not name[-1].isdigit()
+        if name.isidentifier() and valid(name) == name and name not in FUNCTIONS and not name[-1].isdigit()
     ]
 
 

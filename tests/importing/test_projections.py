@@ -43,16 +43,22 @@ class Gated(nn.Module):
 
 
 class Partly(nn.Module):
-    """The last third of a matrix is read by nothing, or whatever reads it reads it whole."""
+    """The last third of a matrix is read by nothing, or all is read whole, or returned, beside its parts."""
 
-    def __init__(self, whole: bool) -> None:
+    def __init__(self, parts: int, read: bool, returned: bool) -> None:
         super().__init__()
-        self.fused, self.out, self.whole = nn.Linear(EMBED, 60), nn.Linear(20, EMBED), whole
+        self.fused, self.out, self.read, self.returned = (
+            nn.Linear(EMBED, 20 * parts),
+            nn.Linear(20, EMBED),
+            read,
+            returned,
+        )
 
-    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         every = self.fused(x)
         some = torch.tanh(every[..., :20]) * every[..., 20:40]
-        return F.mse_loss(self.out(some), wanted) + (every.square().mean() if self.whole else 0)
+        loss = F.mse_loss(self.out(some), wanted) + (every.square().mean() if self.read else 0)
+        return (loss, every) if self.returned else loss
 
 
 INPUTS = {"x": torch.randn(3, 10, EMBED), "wanted": torch.randn(3, 10, EMBED)}
@@ -65,10 +71,11 @@ INPUTS = {"x": torch.randn(3, 10, EMBED), "wanted": torch.randn(3, 10, EMBED)}
         (lambda: Fused(1, (HEADS, HEADS, HEADS), 6), '"fused.weight" [+ heads * key, features]'),
         (lambda: Fused(2, (3, 1, 1), 4), '"fused.weight" [groups * (heads * key + key + key), features]'),
         (Gated, 'gated.w_gate, gated.w_up = "gate_up_proj.weight" [hidden * + 1, features]'),
-        (lambda: Partly(False), 'partly.fused = "fused.weight" [hidden, features]'),
-        (lambda: Partly(True), 'partly.fused = "fused.weight" [hidden, features]'),
+        (lambda: Partly(3, False, False), 'partly.fused = "fused.weight" [hidden, features]'),
+        (lambda: Partly(2, True, False), 'partly.fused = "fused.weight" [hidden, features]'),
+        (lambda: Partly(2, False, True), 'partly.fused = "fused.weight" [hidden, features]'),
     ],
-    ids=["heads", "apart", "groups", "alternate", "a part unread", "read whole"],
+    ids=["heads", "apart", "groups", "alternate", "a part unread", "read whole", "returned whole"],
 )
 def test_parts_have_weights_of_their_own(module: object, line: str):
     assert callable(module)
