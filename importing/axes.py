@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from copy import copy
-from itertools import chain, pairwise
+from itertools import chain, combinations
 from math import prod
 
 import torch
@@ -19,6 +19,7 @@ from partita.importing.writing.tree import base
 MEMBERS = "members"  # experts of a group
 INNER = re.compile(r"mlp|ffn|feed|fc|intermediate|dense|wi\b|expert")
 WIDTHS = ("embed", "ffn", "hidden", "filters")  # roles whose sizes are often multiples of each other
+LISTS = ("layers", "layer", "blocks", "block", "h", "net", "model")  # of modules, whose names say nothing
 WORDS = {*DECLARATIONS, "over", "along", "into", "from"}
 
 
@@ -43,6 +44,7 @@ class Axes:
         self.roles: dict[str, str] = {}  # what axes would be called if there were no others
         self.grown: set[str] = set()  # which are longer where inputs are
         self.fixed: set[str] = set()  # over which windows stride, or whose size matters elsewhere
+        self._join_batches(wanted)
         for value in solver.values:
             self._vote(value, wanted)
         for pieces in solver.pieces.values():
@@ -345,6 +347,15 @@ class Axes:
                 else:
                     vote(leaves(dim), 3, "embed")
 
+    def _join_batches(self, wanted: dict[str, list[str]]) -> None:
+        """Inputs that have as many examples have one batch, also where each of one meets all of another."""
+        inputs = [value for value in self.solver.values if value.op == "input" and value.rank]
+        inputs = [value for value in inputs if wanted.get(value.args["name"], ["batch"])[0] == "batch"]
+        for one, other in combinations(inputs, 2):
+            lengths = [(each.shape[0], (each.twin or each.shape)[0]) for each in (one, other)]
+            if lengths[0] == lengths[1]:
+                self.solver.unify(self.solver.dims[one][0], self.solver.dims[other][0], other)
+
     def _join_by_role(self) -> None:
         """Axes that people call one: those of a role, such as the heads of all layers, and those of values and of keys,
         of classes and of the vocabulary. They are joined if they have the same size, and grow alike, and no value has
@@ -381,13 +392,13 @@ class Axes:
 
     def _owners(self) -> dict[Factor, list[str]]:
         """The modules that most of an axis's parameters are in, innermost first, without those that all parameters are
-        in; of an axis that no parameter has, the input that has it.
+        in; else the name that they all have; of an axis that no parameter has, the input that has it.
         """
         paths: dict[Factor, list[list[str]]] = {}
         for value in self.solver.values:
             if value.op in ("parameter", "part"):
                 whole = value.source.args["names"][0].split(".")
-                path = [one for one, two in pairwise(whole) if not one.isdigit() and not two.isdigit()]
+                path = [one for one in whole[:-1] if not one.isdigit() and one not in LISTS]
                 for each in (each for dim in self.solver.axes(value) for each in dim):
                     paths.setdefault(each, []).append(path)
         every = [path for each in paths.values() for path in each]
@@ -403,6 +414,9 @@ class Axes:
                     break
                 if any(tuple(path[:depth]) != prefix for path in every) and valid(prefix[-1]) == prefix[-1]:
                     owners.setdefault(factor, []).insert(0, valid(prefix[-1].lower().removesuffix("_model")))
+            last = {path[-1] for path in its if path}
+            if len(last) == 1 and factor not in owners and any(path[-1:] != [*last] for path in every):
+                owners[factor] = [valid(each.lower()) for each in last]
         return owners
 
 

@@ -234,10 +234,11 @@ class _Formatter:
 
         The names of the outside, which are long, begin a line of their own before their axes are broken. A comma is
         better than an operator, unless this is further out and not near the beginning of the line; but not one in a
-        parameter's type.
+        parameter's type, and names of several results stay together if arguments can be broken.
         """
         best: dict[bool, tuple[int, int, int]] = {}  # comma or operator -> depth, end and column of the best break
         begins = 0  # where a parameter's initializer does
+        naming = line[first][0].text == "let"
         for position in range(first, len(line)):
             token, space = line[position]
             column += len(token.text) + (len(space) if position > first else 0)
@@ -253,7 +254,8 @@ class _Formatter:
                 continue
             if column > WIDTH:
                 return position + 1
-            depth = token.depth - equals
+            naming = naming and token.kind != "EQUAL"
+            depth = token.depth - equals + naming
             begins = position + 1 if following.kind == "TILDE" else begins
             if comma not in best or depth <= best[comma][0]:
                 best[comma] = (depth, position + 1, column)

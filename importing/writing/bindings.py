@@ -14,7 +14,7 @@ from partita.importing.said import CALL, Said, call
 from partita.importing.writing.body import Body
 from partita.importing.writing.file import File
 from partita.importing.writing.known import Known
-from partita.importing.writing.names import valid
+from partita.importing.writing.names import GENERIC, own_lines, valid
 from partita.importing.writing.tree import Scope, Tree, base, made_of
 from partita.importing.writing.writer import Writer
 
@@ -77,7 +77,8 @@ class Bindings:
             several = len(sites) != 1 or self.tree.is_output(value)
             named = value.op in ("attend", "top") or value in attended or value in self.known.cut
             squared = not several and sites[0] in self.tree.readers(value) and self._is_long_twice(value, kept)
-            if several or named or squared or self._are_apart(value, sites[0]):
+            apart = not several and self._are_apart(value, sites[0])
+            if several or named or squared or apart or self._says_more(value, sites[0], kept):
                 kept.add(value)
         for value in self.tree.values:
             if value.op == "scan_slice":
@@ -85,6 +86,14 @@ class Bindings:
             elif value.op == "scan_result":
                 kept.update(base(each) for each in value.inputs)
         return {value for value in kept if value.op not in SCANNED}
+
+    def _says_more(self, value: Value, site: Value | Scope, kept: Collection[Value]) -> bool:
+        """Whether the module has a name of its own for what several operations make."""
+        if self.called.get(value, GENERIC[0]) in GENERIC or value.op != "pointwise" or isinstance(site, Scope):
+            return False
+        several = any(each not in kept and each.op not in LEAVES for each in map(base, value.inputs))
+        forward = all(line.forward for line in own_lines(value)[-1:])
+        return several and forward and self.tree.home[site] is self.tree.home[value]
 
     def _is_long_twice(self, value: Value, kept: Collection[Value]) -> bool:
         """Whether one operation reads a value twice, as a square does, which is no short expression: a block, written

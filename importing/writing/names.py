@@ -40,7 +40,7 @@ def called(tree: Tree) -> dict[Value, list[str]]:
     the others, and these before those of functions that one calls, as what these return has a better name there.
     """
     names: dict[Value, list[str]] = {}
-    lines = {value: _own(value) for value in tree.values}
+    lines = {value: own_lines(value) for value in tree.values}
     depth = max(map(len, lines.values()), default=0)
     for forward, level in product((True, False), reversed(range(depth))):
         group: dict[Value, Line] = {}
@@ -60,7 +60,8 @@ def called(tree: Tree) -> dict[Value, list[str]]:
     return names
 
 
-def _own(value: Value) -> list[Line]:
+def own_lines(value: Value) -> list[Line]:
+    """The lines of the module's source that a value comes from, outermost first, without those of torch."""
     return [line for line in value.place.lines if "/torch/" not in line.file]
 
 
@@ -83,7 +84,7 @@ def _assign(tree: Tree, names: dict[Value, list[str]], group: Mapping[Value, Lin
 
 def formula_name(value: Value) -> str:
     """The name that a line of the module assigns to a constant."""
-    names = (line.names[0] for line in reversed(_own(value)) if len(line.names) == 1)
+    names = (line.names[0] for line in reversed(own_lines(value)) if len(line.names) == 1)
     return valid(next(names, "table"))
 
 
