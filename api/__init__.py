@@ -218,7 +218,7 @@ def from_torch(
     from safetensors.torch import save_file
     from torch import Tensor, nn
 
-    from partita.importing.from_torch import example_of, file_of, proven
+    from partita.importing.from_torch import example_of, file_and_proof, file_of
 
     module = instance("module", module, nn.Module, "an `nn.Module`")
     inputs = by_name("example_inputs", example_inputs, Tensor, "tensors, keyword arguments of `forward`")
@@ -228,12 +228,10 @@ def from_torch(
     name, prove = optional_word("name", name, "the name of the model"), flag("prove", prove)
     beside = folder_at("tables", tables, "a file")
     example = example_of(module, inputs, loss)
-    file = file_of(example, name, axes)
+    file = file_and_proof(example, name, axes)[0] if prove else file_of(example, name, axes)
     if beside is None and file.tables:
         help = f'`tables = "{file.program.model.name}.safetensors"` says where to write them'
         raise refuse("E1202", f"constants of the module have no formula: {', '.join(file.tables)}", help=help)
-    if prove:
-        proven(example, file)
     if beside is None:
         return file.text
     save_file(file.tables, beside)

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _of_python(arguments: argparse.Namespace) -> None:
     """Import a module that a function returns."""
-    from partita.importing.from_torch import example_of, file_of, proven
+    from partita.importing.from_torch import example_of, file_and_proof
 
     if arguments.output is not None:
         check_free(target(arguments.output))
@@ -70,8 +70,7 @@ def _of_python(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{printable(repr(arguments.example))} is not of the form MODULE:FUNCTION")
     module, inputs = _made(arguments.source), _made(arguments.example)
     example = example_of(module, inputs, arguments.loss)
-    file = file_of(example, arguments.name, dict(arguments.axes), tell)
-    proof = proven(example, file, tell)
+    file, proof = file_and_proof(example, arguments.name, dict(arguments.axes), tell)
     deliver(arguments.output, example.module, file, f"equal to the module: {proof_text(file, proof)}")
 
 

@@ -53,6 +53,7 @@ def import_pretrained(
     """Write the file of a model of transformers, with adapters if there are to be some, and prove it. Raises Refused
     (E1202, E1203, E1205), and UsageError if the file exists or cannot be written, or has no such modules.
     """
+    from partita.importing.assumed import Assumed
     from partita.importing.from_torch import file_of, proven
     from partita.importing.on_disk import on_disk
     from partita.importing.pretrained import differing, pretrained, whole
@@ -64,7 +65,7 @@ def import_pretrained(
     both = (model.few, model.small)
     few, small = (file_of(each, name or model.name, axes, tell) for each in both)
     if differing(few, small) is not None:  # where other sizes are equal than in the whole
-        few, small = (file_of(each, name or model.name, axes, tell, apart=True) for each in both)
+        few, small = (file_of(each, name or model.name, axes, tell, Assumed(joined=False)) for each in both)
     if (other := differing(few, small)) is not None:
         raise refuse("E1203", f"the proof is of a small configuration, whose file is written otherwise: {other}")
     proof = proven(model.small, small, tell)

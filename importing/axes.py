@@ -11,6 +11,7 @@ from math import prod
 import torch
 
 from partita.dsl.syntax.lexer import DECLARATIONS
+from partita.importing.assumed import Assumed
 from partita.importing.factors import Factor, Solver, found, leaves
 from partita.importing.graph import Value, is_op, number
 from partita.importing.writing.names import numbered, valid
@@ -36,8 +37,8 @@ PLACES = (("places",), ("rows", "columns"), ("frames", "rows", "columns"))
 class Axes:
     """The names of all axes. `names` has one for each factor, `sizes` those of all, also of axes made by merges."""
 
-    def __init__(self, solver: Solver, wanted: dict[str, list[str]], apart: bool = False) -> None:
-        self.solver, self.apart = solver, apart
+    def __init__(self, solver: Solver, wanted: dict[str, list[str]], assumed: Assumed) -> None:
+        self.solver, self.assumed = solver, assumed
         self.names: dict[Factor, str] = {}
         self.sizes: dict[str, int] = {}
         self.formulas: dict[str, str] = {}
@@ -373,7 +374,7 @@ class Axes:
         roles: dict[str, list[Factor]] = {}
         for each in beside:
             roles.setdefault(_best(each)[0], []).append(each)
-        same = () if self.apart else ((name, name) for name in roles if name not in ALONE)
+        same = ((name, name) for name in roles if name not in ALONE) if self.assumed.joined else ()
         for one, other in (*same, *SYNONYMS):
             for a in roles.get(one, []):
                 if found(a) is not a:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from partita.importing import rules
+from partita.importing.assumed import USUAL, Assumed
 from partita.importing.axes import Axes
 from partita.importing.capture import capture
 from partita.importing.factors import RULES, Solver
@@ -69,16 +70,16 @@ def imported(
     inputs: Mapping[str, Tensor],
     name: str | None = None,
     axes: Mapping[str, list[str]] | None = None,
-    apart: bool = False,
+    assumed: Assumed = USUAL,
 ) -> Imported:
     """The file of a module, called with these keyword arguments: tensors of example sizes, a batch of at least 2.
 
-    `axes`: names of the dimensions of inputs. `apart`: nothing is one because sizes are equal. Outputs are left out if
+    `axes`: names of the dimensions of inputs. `assumed`: what is taken for granted. Outputs are left out if
     the loss alone can be said. Raises NotUnderstood.
     """
     graph = capture(module, inputs)
     try:
-        return _imported(module, inputs, graph, name, axes, apart, "")
+        return _imported(module, inputs, graph, name, axes, assumed, "")
     except NotUnderstood as error:
         ways = [(False, True), (True, False), (True, True)]
         for loss_alone, rolled in ways[:1] if graph.shown == [graph.loss] else ways:
@@ -86,7 +87,7 @@ def imported(
             if other.rolled != rolled:
                 continue  # there are no loops
             try:
-                return _imported(module, inputs, other, name, axes, apart, str(error) if loss_alone else "")
+                return _imported(module, inputs, other, name, axes, assumed, str(error) if loss_alone else "")
             except NotUnderstood:
                 continue
         raise
@@ -98,24 +99,24 @@ def _imported(
     graph: Captured,
     name: str | None,
     axes: Mapping[str, list[str]] | None,
-    apart: bool,
+    assumed: Assumed,
     left_out: str,
 ) -> Imported:
     scaled = scalings(module)
 
     def solved() -> list[list[tuple[str, int]]]:
         return Solver(
-            understood(capture(module, inputs, graph.loss_alone, graph.rolled).written, scaled)
+            understood(capture(module, inputs, graph.loss_alone, graph.rolled).written, scaled, assumed)
         ).free_dimensions()
 
     twin = sized(module, inputs, graph, solved)
-    graph.rewrite(understood(graph.written, scaled))
+    graph.rewrite(understood(graph.written, scaled, assumed))
     hoist(graph.written)
     if twin is not None:
-        _with_twins(graph.written, twin.written, scaled)
+        _with_twins(graph.written, understood(twin.written, scaled, assumed))
     solver = Solver(graph.written)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-    named, known = Axes(solver, dict(axes or {}), apart), Known()
+    named, known = Axes(solver, dict(axes or {}), assumed), Known()
     while True:
         program = Program(graph, named, name or snake(type(module).__name__), state, known)
         try:
@@ -127,11 +128,13 @@ def _imported(
             return Imported(text, graph, program, left_out)
 
 
-def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = ()) -> list[Value]:
+def understood(
+    outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (), assumed: Assumed = USUAL
+) -> list[Value]:
     """What a graph of ATen computes, in the operations of this package; positions may be scaled so."""
     outputs = rewritten(outputs, [_normal])
     outputs = rewritten(outputs, [Once()])
-    outputs = rewritten(outputs, patterns(scaled))
+    outputs = rewritten(outputs, patterns(scaled, assumed.attended))
     outputs = split_projections(outputs)
     for value in order(outputs):
         whole = value.op == "cast" and value.dtype not in (*FLOATS, torch.bool)
@@ -142,11 +145,11 @@ def understood(outputs: list[Value], scaled: Sequence[tuple[float, Scaling]] = (
     return rewritten(outputs, [_folded, sums_of_products(outputs)])
 
 
-def _with_twins(outputs: list[Value], others: list[Value], scaled: Sequence[tuple[float, Scaling]]) -> None:
+def _with_twins(outputs: list[Value], others: list[Value]) -> None:
     """Say of each value the shape that it has where inputs are larger, if both are made of the same operations, and
     where slices begin, how progressions begin and go on, and operands that are numbers, if these follow sizes.
     """
-    ours, theirs = order(outputs), order(understood(others, scaled))
+    ours, theirs = order(outputs), order(others)
     if [(value.op, value.rank) for value in ours] == [(value.op, value.rank) for value in theirs]:
         for value, twin in zip(ours, theirs, strict=True):
             value.twin = twin.shape

@@ -67,8 +67,8 @@ def _rolled(graph: Captured) -> bool:
                 marks.setdefault((part.x, part.dim), {}).setdefault(part.index, place[value])
     for (x, dim), read in sorted(marks.items(), key=lambda each: min(each[1].values())):
         found = [each for each in _likely(program, parts, read, x.shape[dim]) if each.matched()]
-        # Where a step begins is where it hands on the least, and least is left out.
-        best = min(found, key=lambda each: (len(each.begins), -sum(map(len, each.made))), default=None)
+        # A step begins where least of all steps is left out, and where it hands on the least.
+        best = min(found, key=lambda each: (-sum(map(len, each.made)), len(each.begins)), default=None)
         if best is not None and best.begins:
             best.rewrite(graph, values)
             return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import chain, product
@@ -421,17 +421,29 @@ def _made_exact(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tens
     if line is not None:
         return line
     flat = tensor.reshape([size for size in tensor.shape if size != 1])
-    if flat.dim() == 2 and min(flat.shape) > 1:
-        half = flat.shape[1] // 2
-        angles = _angles(flat)
-        if flat.shape[1] == 2 * half and torch.equal(flat[:, :half], flat[:, half:]):
-            one = _angles(flat[:, :half])
-            angles = one.repeat(1, 2) if one is not None else None
-        elif flat.shape[1] == 2 * half and torch.equal(flat[:, ::2], flat[:, 1::2]):
-            one = _angles(flat[:, ::2])
-            angles = one.repeat_interleave(2, 1) if one is not None else None
-        return tensor if angles is None else angles.view(tensor.shape)
-    return tensor
+    angles = next((made for made in _in_parts(flat) if made is not None), None)
+    return tensor if angles is None else angles.view(tensor.shape)
+
+
+def _in_parts(table: Tensor) -> Iterator[Tensor | None]:
+    """A table of angles, made exact; or each of two parts of it: cosines and sines, stacked, halves or neighbors."""
+    if table.dim() == 2 and min(table.shape) > 1:
+        yield _angles(table)
+        if table.shape[1] % 2 == 0 and table.shape[1] > 2:
+            neighbors = _stacked([table[:, ::2], table[:, 1::2]], 2)
+            yield None if neighbors is None else neighbors.flatten(1)
+            halves = _stacked(table.chunk(2, 1), 1)
+            yield None if halves is None else halves.flatten(1)
+    elif table.dim() == 3 and table.shape[1] > 1:
+        for dim in (0, 2):
+            if table.shape[dim] == 2 and min(table.select(dim, 0).shape) > 1:
+                yield _stacked(table.unbind(dim), dim)
+
+
+def _stacked(tables: Iterable[Tensor], dim: int) -> Tensor | None:
+    made = [_angles(each) for each in tables]
+    known = [each for each in made if each is not None]
+    return torch.stack(known, dim) if len(known) == len(made) else None
 
 
 def _complex(tensor: Tensor, scaled: Sequence[tuple[float, Scaling]]) -> Tensor:

@@ -270,6 +270,11 @@ def _scatter(value: Value, a: Arguments) -> Value:
     def of_each(function: str, each: Value) -> Value:
         return permuted(value, reduced(value, function, each, [dim], False), order)
 
+    if isinstance(source, bool):
+        there = pointwise(value, "greater", of_each("max", hot), 0)
+        flags = there if source else pointwise(value, "not", there)
+        other = x.constant is not None and not bool((x.constant == source).any())
+        return flags if other else pointwise(value, "or" if source else "and", x, flags)
     if fill is None:
         wide = viewed(value, source, (*source.shape, 1))
         new = of_each("sum", value.make("pointwise", hot.shape, torch.float32, function="multiply", xs=[hot, wide]))

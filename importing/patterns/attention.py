@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from attrs import define
@@ -12,6 +14,8 @@ from partita.importing.normal.pointwise import pointwise
 from partita.importing.normal.views import expanded, permuted, viewed
 from partita.importing.patterns.constants import MASKED, mask_of
 from partita.importing.patterns.matching import applied, either
+
+Rule: TypeAlias = Callable[[Value], Value | None]
 
 
 @define
@@ -59,7 +63,7 @@ def _joined(one: Value, other: Any) -> tuple[int, ...]:
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
-def written_out(value: Value) -> Value | None:
+def written_out(value: Value, attended: bool = True) -> Value | None:
     """softmax(q · k · scale + mask) · v."""
     if value.op != "einsum" or len(value.args["xs"]) != 2:
         return None
@@ -84,6 +88,8 @@ def written_out(value: Value) -> Value | None:
         if sink.shape[-2:] != (1, 1) or inside.shape != shape:
             return None
     scores = _scores(inside)
+    if not attended and scores.mask is not None and scores.mask.constant is None:
+        return None
     product = scores.product
     if not is_op(product, "einsum") or len(product.args["xs"]) != 2 or product.shape != shape:
         return None
@@ -195,13 +201,13 @@ def shifted(value: Value) -> Value | None:
     return value.make("along", **{**value.args, "x": xs[0]}) if xs[1].args["dims"] == [value.args["dim"]] else None
 
 
-def masks(value: Value) -> Value | None:
+def masks(value: Value, attended: bool = True) -> Value | None:
     """What the mask of an attention says: constants are causal, windows, or nothing at all."""
     if value.op != "attend":
         return None
     args = dict(value.args)
     bias = args["bias"]
-    if (xs := applied(bias, "where")) is not None and _low(xs[2]) and number(xs[1]) is None:
+    if attended and (xs := applied(bias, "where")) is not None and _low(xs[2]) and number(xs[1]) is None:
         args["bias"], args["mask"] = xs[1], xs[0] if args["mask"] is None else _both(args["mask"], xs[0])
         return masks(made := value.make("attend", **args)) or made
     if isinstance(bias, Value) and bias.constant is not None and mask_of(bias.constant) is not None:
@@ -300,4 +306,7 @@ def _shuffled(x: Value) -> tuple[Value, tuple[object, ...]] | None:
     return found, (split.shape[last:], tuple(order[last:]))
 
 
-RULES = (shifted, written_out, scaled, masks, unshuffled)
+def rules(attended: bool) -> list[Rule]:
+    """The patterns; if queries need not be `attended`, masks that vary stay the numbers that a module makes of them."""
+    known = partial(written_out, attended=attended), partial(masks, attended=attended)
+    return [shifted, known[0], scaled, known[1], unshuffled]

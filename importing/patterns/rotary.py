@@ -77,9 +77,9 @@ def pairs(value: Value, scalings: Scalings) -> Value | None:
                     split = viewed(value, turned, first.args["x"].shape)
                     order = [*range(value.rank - 1), value.rank, value.rank - 1]
                     return viewed(value, permuted(value, split, order))
-    if value.op != "view" or not is_op(value.args["x"], "concat") or value.args["x"].shape[-1] != 2:
+    stacked = value.args["x"] if value.op == "view" else None
+    if not is_op(stacked, "concat") or stacked.shape[-1] != 2 or len(stacked.args["xs"]) != 2:
         return None
-    stacked = value.args["x"]
     found = _mixed(*(each.args["x"] if is_op(each, "view") else each for each in stacked.args["xs"]))
     if found is None or stacked.args["dim"] != stacked.rank - 1:
         return None

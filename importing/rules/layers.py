@@ -29,6 +29,8 @@ def _norm(solver: Solver, value: Value) -> list[Dim]:
 @says("norm")
 def _say_norm(write: Writer, value: Value) -> Said:
     x = write(value.args["x"])
+    if x.dtype == "number":
+        x = write.filled(x, value)
     over = [name for dim in value.args["dims"] for name in x.dims[dim]]
     vectors = {}
     for slot in ("scale", "shift"):
@@ -179,6 +181,9 @@ def _say_embedding(write: Writer, value: Value) -> Said:
             return evolve(table, dims=dims)
         text = call("slice", table.text, f"{over} -> {counted[1]}", start=counted[2])
         return Said(text, dims, axes, dtype=table.dtype)
+    if over in of_ids.axes:  # each of as many rows chooses one
+        table = table.renamed([(write.second(over),), *rest])
+        over = table.dims[0][0]
     if not value.is_float:
         return Said(call("gather", table.text, of_ids.text, along=over), dims, axes, dtype=write.dtype_of(value))
     return Said(call("embedding", of_ids.text, table.text, over=over, padding=padding), dims, axes, dtype=table.dtype)

@@ -82,7 +82,7 @@ def _dropout(solver: Solver, value: Value) -> list[Dim]:
 def _say_dropout(write: Writer, value: Value) -> Said:
     x = write(value.args["x"])
     if not x.axes:  # ones
-        x = write.expanded(x, [name for dim in write.names_of(value) for name in dim])
+        x = write.filled(x, value)
     rate = write.constant("drop", value.args["rate"])
     return evolve(x, text=call("dropout", x.text, rate), binds=CALL)
 

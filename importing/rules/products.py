@@ -43,7 +43,6 @@ def _say_einsum(write: Writer, value: Value) -> Said:
             known[letter] = fresh
     two = write.parameter_as(xs[1], two, wanted)
     over = [name for letter in known if letter not in out for name in known[letter]]
-    over = [name for name in over if name in one.axes or name in two.axes]
     one, two = write.of_one_dtype([one, two])
     one, two = (write.expanded(x, [name for name in over if name not in x.axes]) for x in (one, two))
     axes = tuple(dict.fromkeys(name for name in (*one.axes, *two.axes) if name not in over))
@@ -54,8 +53,9 @@ def _say_einsum(write: Writer, value: Value) -> Said:
     made = evolve(made, dtype=one.dtype)
     # The axis that is gone by now gives its name back.
     for letter, fresh, names in back:
-        if letter in out and not set(names) & set(made.axes):
-            made = made.renamed([names if each == fresh else each for each in made.dims])
+        given = write.apart(names, {*made.axes} - {*fresh})
+        if letter in out and given != fresh:
+            made = made.renamed([given if each == fresh else each for each in made.dims])
     return made
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from attrs import evolve
-
 from partita.importing.factors import Dim, Solver, factors
 from partita.importing.graph import Value
 from partita.importing.said import Said, call, listed, says
@@ -130,8 +128,7 @@ def _say_sum_by(write: Writer, value: Value) -> Said:
     dim = value.args["dim"]
     x = write(value.args["x"])
     if x.dtype == "number":
-        x = evolve(x, dims=tuple(write.names_of(value.args["x"])))
-        x = write.expanded(x, [name for names in x.dims for name in names])
+        x = write.filled(x, value.args["x"])
     x, (old,) = write.single(x, [dim])
     x = write.expanded(x, [name for name in (old,) if name not in x.axes])
     ids, _ = write.single(write(value.args["ids"]), [0])

@@ -207,7 +207,7 @@ def _say_concat(write: Writer, value: Value) -> Said:
         if own.dims[dim]:
             one, (name,) = write.single(own, [dim])
         else:
-            (name,) = piece
+            name = write.merged_name(piece)
         missing = [each for each in dict.fromkeys([*others, name]) if each not in one.axes]
         wide.append(write.expanded(one, missing))
         pieces.append(name)

@@ -42,7 +42,7 @@ class File:
         self.names = called(tree)
         self.called = {value: names[0] for value, names in self.names.items()}
         self.inputs = {value.args["name"] for value in axes.solver.values if value.op == "input"}
-        self.blocks = Blocks(self.axes.sizes, self.constants, forms, axes.apart)
+        self.blocks = Blocks(self.axes.sizes, self.constants, forms, not axes.assumed.joined)
         self.seconds: dict[str, str] = {}
         self.merges: dict[Names, str] = {}
         self.units: list[str] = []
@@ -75,7 +75,12 @@ class File:
 
     def apart(self, names: Names, taken: Collection[str]) -> Names:
         """Names of axes, where one that is taken, or is there already, has another name."""
-        return tuple(self.another(name) if name in taken or name in names[:i] else name for i, name in enumerate(names))
+        made: list[str] = []
+        for name in names:
+            while name in taken or name in made:
+                name = self.another(name)
+            made.append(name)
+        return tuple(made)
 
     def distinct(self, dims: Sequence[Names]) -> list[Names]:
         """Names of dimensions, where an axis that is there already has another name."""

@@ -240,6 +240,11 @@ class Writer:
         text = call("expand", text, listed([*before, *names]))
         return evolve(said, text=text, axes=(*said.axes, *names), binds=CALL)
 
+    def filled(self, said: Said, like: Value) -> Said:
+        """A number as a value with all axes of another one."""
+        dims = tuple(self.file.distinct(self.names_of(like)))
+        return self.expanded(evolve(said, dims=dims), [name for names in dims for name in names])
+
     def aligned(self, value: Value, xs: Sequence[Any]) -> tuple[list[Said], tuple[Names, ...]]:
         """Operands of an elementwise function, with the same names for the same dimensions; one has all axes."""
         said = [self(x) for x in xs]
