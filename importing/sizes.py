@@ -176,6 +176,9 @@ def _ways(
             ways.append(groups)
     yield from ((way, True) for way in ways)
     groups = solved()
+    whole = dict.fromkeys(each for dims in groups if {*batch} & {*dims} for each in dims)
+    if whole:  # all inputs have one batch, also where nothing says so
+        groups = [[*dict.fromkeys([*batch, *whole])], *(dims for dims in groups if not {*batch} & {*dims})]
     if len(groups) > 1 and groups not in ways:
         yield groups, False
     if batch:

@@ -354,7 +354,7 @@ def _triangle(value: Value, a: Arguments) -> Value:
     return pointwise(value, "where", value.make_constant(mask), x, 0)
 
 
-@aten("lerp.Scalar")
+@aten("lerp.Scalar", "lerp.Tensor")
 def _lerp(value: Value, a: Arguments) -> Value:
     start, end, weight = a["self"], a["end"], a["weight"]
     return pointwise(

@@ -60,6 +60,79 @@ class Numbers(nn.Module):
         return spread + (near.mean() * torch.linspace(-1.0, 1.0, EMBED) * x).mean() + (weights * near.mT).sum(1).mean()
 
 
+class Empty(nn.Module):
+    """Queries of places that are padded see no key: their masked scores are one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(EMBED, EMBED) for _ in range(3))
+
+    def forward(self, x: Tensor, kept: Tensor, wanted: Tensor) -> Tensor:
+        scores = (self.q(x) @ self.k(x).mT * EMBED**-0.5).masked_fill(~kept[:, :, None], -1e9)
+        return F.mse_loss(torch.softmax(scores, -1) @ self.v(x), wanted)
+
+
+class Pairs(nn.Module):
+    """A pair representation: triangles of it, counts of what all rows have, and the norm of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(EMBED, 5), nn.Linear(EMBED, 5)
+        self.norm = nn.LayerNorm(5)
+
+    def forward(self, x: Tensor, kept: Tensor, wanted: Tensor) -> Tensor:
+        rows = kept[:, None].expand(x.shape[:3]).to(x.dtype)  # as many times as there are rows
+        count = torch.einsum("bsi,bsj->bij", rows, rows)
+        pair = torch.einsum("bsic,bsjc->bijc", self.left(x), self.right(x)) / (count[..., None] + 0.5)
+        pair = pair + self.norm(torch.zeros_like(pair))
+        out = torch.einsum("bikc,bjkc->bijc", pair, pair) + torch.einsum("bkic,bkjc->bijc", pair, pair.sin())
+        return F.mse_loss(out, wanted)
+
+
+class Angles(nn.Module):
+    """Cosines and sines of positions, stacked in one table; and what stacks three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(16.0), 10_000 ** (-torch.arange(4.0) / 4))
+        self.register_buffer("table", torch.stack((angles.cos(), angles.sin()), -1), persistent=False)
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        one, two = self.project(x).view(*x.shape[:2], 4, 2).unbind(-1)
+        cosines, sines = self.table[: x.shape[1]].unbind(-1)
+        turned = torch.stack((one * cosines - two * sines, two * cosines + one * sines), -1).flatten(2)
+        three = torch.stack((one, two, one * two), -1)
+        return F.mse_loss(turned, wanted) + three.view(*x.shape[:2], 12).square().mean()
+
+
+class Nearest(nn.Module):
+    """Each of a batch chooses another one; flags are written where ids say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.gate = nn.Linear(EMBED, EMBED), nn.Linear(EMBED, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, own = self.project(x), torch.eye(len(x), dtype=torch.bool)
+        nearest = (z @ z.T).masked_fill(own, -2.0).argmax(1)
+        scores = self.gate(x)
+        closed = torch.ones_like(scores, dtype=torch.bool).scatter_(1, scores.topk(2, 1)[1], False)
+        return (z - z[nearest]).square().mean() + scores.masked_fill(closed, 0.0).square().mean()
+
+
+class Meeting(nn.Module):
+    """All examples of one input meet all of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(EMBED, 8), nn.Linear(7, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        blended = torch.lerp(self.one(x), self.one(x).tanh(), torch.sigmoid(x[:, :1]))
+        return F.cross_entropy(blended @ self.other(y).T, torch.arange(len(x)))
+
+
 def imported(module: nn.Module, **inputs: Tensor) -> str:
     return str(partita.from_torch(module, inputs))
 
@@ -88,3 +161,31 @@ def test_the_shortest_formula_is_meant():
     found = of_sizes(2, 3, {batch: 3, width: 16}, {batch: 4, width: 27})
     assert isinstance(found, Sized)
     assert (found.dims, found.coefficient, found.offset) == ((batch,), 1.0, -1)
+
+
+def test_queries_without_keys_average_over_all():
+    kept = torch.arange(9) < torch.tensor([[9], [6], [7]])
+    text = imported(Empty(), x=torch.randn(3, 9, EMBED), kept=kept, wanted=torch.randn(3, 9, EMBED))
+    assert "softmax(where(" in text or "attend(" not in text
+
+
+def test_pairs_have_two_names_for_one_axis():
+    kept = torch.arange(9) < torch.tensor([[9], [6]])
+    text = imported(Pairs(), x=torch.randn(2, 4, 9, EMBED), kept=kept, wanted=torch.randn(2, 9, 9, 5))
+    assert "layer_norm(zeros(" in text
+
+
+def test_tables_of_angles_are_rotary_positions():
+    text = imported(Angles(), x=torch.randn(3, 9, 8), wanted=torch.randn(3, 9, 8))
+    assert "interleaved = true" in text
+
+
+def test_one_chooses_another_of_its_kind():
+    text = imported(Nearest(), x=torch.randn(5, EMBED))
+    assert "arg_max(where(" in text
+
+
+def test_inputs_have_one_batch():
+    text = imported(Meeting(), x=torch.randn(5, EMBED), y=torch.randn(5, 7))
+    assert "y: [batch, " in text
+    assert "rename(" in text

@@ -16,7 +16,7 @@ from tests.files import SPECS
 
 FILES = sorted(SPECS.glob("*.par")) + sorted((SPECS / "zoo").glob("*.par"))
 # What needs the whole batch at once cannot be split into microbatches.
-INDIVISIBLE = frozenset({"clip", "moco", "resnet", "sam", "siamese"})
+INDIVISIBLE = frozenset({"clip", "mean_teacher", "moco", "resnet", "sam", "siamese"})
 MOST_RANKS = 16
 # Schedules, and the chunks of a rank that they may have.
 SCHEDULES = {

@@ -38,10 +38,10 @@ STEPS = {"resnet": 48, "moco": 60}  # by SGD with a rate of 0.1, whose losses go
 FIRST = {"moco": 8}  # steps until its queue has what it is to tell apart
 
 
-def rules(layout: str, given: spec.Spec) -> str:
-    """The rules of a layout, as far as a model has what they name."""
+def rules(layout: str, given: spec.Spec, block: int) -> str:
+    """The rules of a layout, as far as a model has what they name, in parts that have whole blocks."""
     axes, repeats = set(given.axes), sorted(outermost(given))
-    tensor = ", ".join(name for name in TENSOR if name in axes)
+    tensor = ", ".join(name for name in TENSOR if name in axes and given.axes[name].size % (2 * block) == 0)
     every = {
         "data": "shard batch -> data",
         "tensor": f"shard {tensor} -> tensor" if tensor else "",
@@ -87,7 +87,8 @@ def laid_out(path: Path, layout: str) -> spec.Spec:
     """A file in one of the layouts, on a mesh of two ranks along each axis that it uses."""
     given, _ = load(path)
     assert given is not None
-    text = rules(layout, given)
+    block = 64 if "four_bits" in path.read_text() else 1  # of numbers that have one scale
+    text = rules(layout, given, block)
     mesh = ", ".join(f"{axis} = 2" for axis in ("data", "pipe", "tensor") if f"-> {axis}" in text)
     if not mesh:
         pytest.skip("it has nothing that this layout splits")
