@@ -16,6 +16,7 @@ from partita.importing.axes import Axes
 from partita.importing.capture import capture
 from partita.importing.factors import RULES, Solver
 from partita.importing.graph import FLOATS, Captured, NotUnderstood, Value, number, order, rewritten
+from partita.importing.levels import level
 from partita.importing.normal import complex, layers, pointwise, products, recurrence, reductions, views
 from partita.importing.normal.arguments import normal
 from partita.importing.normal.views import expanded
@@ -114,6 +115,7 @@ def _imported(
     hoist(graph.written)
     if twin is not None:
         _with_twins(graph.written, understood(twin.written, scaled, assumed))
+    level(graph.written)
     solver = Solver(graph.written)
     state = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     named, known = Axes(solver, dict(axes or {}), assumed), Known()

@@ -313,13 +313,12 @@ def _same_dropout(path: Path, imported: Imported) -> None:
     if spec is None or spec.model is None:
         raise NotUnderstood(f"the file is not valid: {diagnostics[0].message}")
     ops = [node.op for node in build(spec.model, "f64").nodes]
-    ours = Counter(op.rate if isinstance(op, Dropout) else op.dropout for op in ops if isinstance(op, Dropout | Attend))
+    ours = [op.rate if isinstance(op, Dropout) else op.dropout for op in ops if isinstance(op, Dropout | Attend)]
     values = imported.program.solver.values
-    theirs = Counter(value.args["rate"] for value in values if value.op == "dropout")
-    theirs.update(value.args["dropout"] for value in values if value.op == "attend")
-    shown = [
-        ", ".join(f"{count} times {rate}" for rate, count in sorted(each.items()) if rate) for each in (ours, theirs)
-    ]
+    theirs = [value.args["rate"] for value in values if value.op == "dropout"]
+    theirs += [value.args["dropout"] for value in values if value.op == "attend"]
+    counts = (Counter(f"{rate:.6g}" for rate in sorted(each) if rate) for each in (ours, theirs))
+    shown = [", ".join(f"{count} times {rate}" for rate, count in each.items()) for each in counts]
     if shown[0] != shown[1]:
         raise NotUnderstood(f"the file drops {shown[0] or 'nothing'}, and the module {shown[1] or 'nothing'}")
 

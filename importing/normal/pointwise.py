@@ -93,9 +93,9 @@ def _binary(value: Value, a: Arguments) -> Value:
     name = value.op.partition(".")[0]
     function = {"max": "maximum", "min": "minimum"}.get(name) or BINARY[name]
     x, y = a["self"], a["other"]
-    if function == "divide" and (kept := kept_share(x)) is not None and kept[1] == y:
-        of_ones: Value = kept[0]
-        return of_ones
+    dropped = _as_dropped(value, function, x, y)
+    if dropped is not None:
+        return dropped
     if function in LOGIC and isinstance(x, Value) and x.dtype != torch.bool:
         raise value.refuse(f"`{function}` of bits")
     if isinstance(x, Value) and x.dtype == torch.bool and function in ("equal", "not_equal") and number(y) in (0, 1):
@@ -364,7 +364,7 @@ def _lerp(value: Value, a: Arguments) -> Value:
 
 @aten("dropout.default")
 def _dropout(value: Value, a: Arguments) -> Value:
-    x, rate, training = a["input"], float(a["p"]), a["train"]
+    x, rate, training = a["input"], float(f"{a['p']:.6g}"), a["train"]
     return value.make("dropout", x=x, rate=rate) if rate and training else x
 
 
@@ -383,6 +383,19 @@ def kept_share(x: object) -> tuple[Value, object] | None:
     if is_op(x, "pointwise") and x.args["function"] == "multiply" and is_op(x.args["xs"][0], "dropout"):
         ones, share = x.args["xs"]
         return ones, share
+    return None
+
+
+def _as_dropped(value: Value, function: str, x: object, y: object) -> Value | None:
+    """What is multiplied with zeros and ones that are drawn, and divided by the share of ones, in whichever order."""
+    if function == "divide" and (kept := kept_share(x)) is not None and kept[1] == y:
+        return kept[0]
+    if not is_op(x, "pointwise") or x.args["function"] != {"divide": "multiply", "multiply": "divide"}.get(function):
+        return None
+    one, other = x.args["xs"]
+    share, mask = (y, other) if function == "divide" else (other, y)
+    if isinstance(one, Value) and (kept := kept_share(mask)) is not None and kept[1] == share:
+        return pointwise(value, "multiply", one, kept[0])
     return None
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from math import nan
 
 from partita.importing.graph import NotUnderstood, Value
-from partita.importing.said import Said
+from partita.importing.said import Said, number_text
 from partita.importing.writing.bindings import Bindings
+from partita.importing.writing.blocks import TOKEN
 from partita.importing.writing.body import Body
 from partita.importing.writing.names import numbered, owners, valid
 from partita.importing.writing.tree import Scope
 from partita.importing.writing.writer import Writer
+
+# A number of iterations, until these have a name: what it is called, its first and last value, and the steps.
+COUNTED = re.compile(r"⟦(\w*) (\S+) (\S+) (\d+)⟧")
+NEAR = 1e-5  # of the last such number: what rates are rounded by
 
 
 class Repeats:
@@ -56,9 +62,12 @@ class Repeats:
             if start < len(run):
                 self.write(run[start:], body)
             return
-        texts = self._bodies(run, handed, body)
+        texts, numbers = self._bodies(run, handed, body)
         count = len(run)
         period = next(p for p in range(1, count + 1) if all(texts[i] == texts[i % p] for i in range(count)))
+        if 2 * period > count > 2 and _counted(texts, numbers) is not None:
+            self._repeat(run, handed, 1, body)
+            return
         if 2 * period <= count and (rest := count % period):
             self._repeat(run[:-rest], handed[:-rest], period, body)
             self.write(run[-rest:], body) if rest > 1 else self._one_by_one(run[-rest:], body)
@@ -121,19 +130,22 @@ class Repeats:
     def _axes_of(self, value: Value) -> set[str]:
         return {name for dim in self.file.axes.of(value) for name in dim}
 
-    def _bodies(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
-        """The text that each layer would be, as the body of a repeat; without any effect."""
+    def _bodies(
+        self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body
+    ) -> tuple[list[str], dict[str, float]]:
+        """The text that each layer would be, as the body of a repeat, and its constants; without any effect."""
         blocks, constants = dict(self.file.blocks.texts), dict(self.file.constants)
         around = [(each, dict(each.shared), dict(each.calls), dict(each.parameters)) for each in body.around()]
         names = self._carried(run, handed, body)
         texts = [self._iteration(run, handed, j, 1, names, body).text for j in range(len(run))]
+        numbers = dict(self.file.constants)
         self.file.blocks.texts.clear()
         self.file.blocks.texts.update(blocks)
         self.file.constants.clear()
         self.file.constants.update(constants)
         for each, shared, calls, parameters in around:
             each.shared, each.calls, each.parameters = shared, calls, parameters
-        return texts
+        return texts, numbers
 
     def _carried(self, run: list[Scope], handed: list[tuple[list[Value], list[Value]]], body: Body) -> list[str]:
         """What the values are called that layers hand on: by names that nothing else has which is still read."""
@@ -221,17 +233,38 @@ class Repeats:
         one = {1: "layer", 2: "pair"}.get(period, "period")
         likely = chain([one], (f"{name}_{one}" for name in owned), numbered(one))
         label = next(n for n in likely if body.is_free(n) and not any(n in names for names in taken))
+        known = dict(self.file.constants)
         bodies = [self._iteration(run, handed, j, period, names, body) for j in range(0, len(run), period)]
-        texts = {each.text for each in bodies}
-        if len(texts) > 1:
+        numbers = dict(self.file.constants)
+        text = _counted([each.text for each in bodies], numbers)
+        if text is None:
             raise NotUnderstood(f"layers of {run[0].list_path} differ")
         for each in bodies:
             each.name = label
         body.calls[label] = [list(bodies)]
         number = self.file.constant(re.sub(rf"{one}(?!s)", f"{one}s", label), len(run) // period)
-        body.lines += [f"repeat {number} as {label} {{", *bodies[0].text.split("\n"), "}"]
+        read = [COUNTED.sub("", text), *self.file.blocks.texts.values()]
+        for name in {*numbers} - {*known}:
+            if not any(re.search(rf"\b{name}\b", each) for each in read):
+                del self.file.constants[name]  # which one iteration has for a number that grows
+        text = COUNTED.sub(lambda found: self._growing(found, label, number), text)
+        body.lines += [f"repeat {number} as {label} {{", *text.split("\n"), "}"]
         for carried, value, result in zip(names, handed[0][0], handed[-1][1], strict=True):
             self.bindings.name(carried, result, self._handed(carried, result, writer(value)), body)
+
+    def _growing(self, found: re.Match[str], label: str, count: str) -> str:
+        """A number of an iteration, which grows by as much from each to the next."""
+        name, first, last, steps = found[1], *map(float, (found[2], found[3], found[4]))
+        step = (last - first) / steps
+
+        def said(number: float) -> str:
+            return self.file.constant(name, number) if name else number_text(number)
+
+        if not first:
+            return f"{said(last)} * {label} / ({count} - 1)"
+        if abs(first - step) <= NEAR * abs(last):
+            return f"{said(last)} * ({label} + 1) / {count}"
+        return f"{said(first)} + {said(float(f'{step:.6g}'))} * {label}"
 
     def _is_read_later(self, value: Value, run: list[Scope]) -> bool:
         inside = {made for scope in run for made in scope.values}
@@ -239,6 +272,30 @@ class Repeats:
         return any(
             reader not in inside and self.tree.place[reader] > self.tree.place[run[0].values[0]] for reader in readers
         )
+
+
+def _counted(texts: Sequence[str], numbers: Mapping[str, float]) -> str | None:
+    """The text of all iterations: of arguments that are numbers, and grow by as much from each to the next, the first
+    and the last; None if more differs.
+    """
+    made: list[str] = []
+    rows = [TOKEN.findall(text) for text in texts]
+    if len({*map(len, rows)}) > 1:
+        return None
+    for i, column in enumerate(zip(*rows, strict=True)):
+        if len({*column}) == 1:
+            made.append(column[0])
+            continue
+        values = [numbers.get(each, float(each.replace("_", "")) if each[0].isdigit() else nan) for each in column]
+        first, last, steps = values[0], values[-1], len(values) - 1
+        line = [first + (last - first) * k / steps for k in range(len(values))]
+        if not all(abs(one - other) <= NEAR * abs(last) for one, other in zip(values, line, strict=True)):
+            return None
+        if rows[0][i + 1 : i + 2] not in ([")"], [","]) or rows[0][i - 2 : i] not in ([",", " "], ["=", " "]):
+            return None
+        name = re.sub(r"_\d+$", "", column[-1]) if column[-1] in numbers else ""
+        made.append(f"⟦{name} {first!r} {last!r} {steps}⟧")
+    return "".join(made)
 
 
 def _longest_alike(texts: Sequence[str]) -> list[tuple[int, int]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -134,3 +135,49 @@ def test_what_the_first_layer_makes_for_all_is_made_before_them():
     assert "const layers = 4" in shared
     assert shared.index("= tanh(") < shared.index("repeat layers")
     assert "const layers = 3" in own  # the first differs: what it makes reads what it is given
+
+
+class Deeper(nn.Module):
+    """A layer that drops whole rows, the first none."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.up, self.down, self.rate = nn.Linear(8, 24), nn.Linear(24, 8), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.down(F.gelu(self.up(x)))
+        if self.rate and self.training:
+            kept = 1 - self.rate
+            h = h * h.new_empty(len(x), 1).bernoulli_(kept) / kept
+        return x + h
+
+
+class Deep(nn.Module):
+    def __init__(self, rates: list[float]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(Deeper, rates))
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return F.mse_loss(x, wanted)
+
+
+@pytest.mark.parametrize(
+    ("rates", "written"),
+    [
+        (torch.linspace(0, 0.1, 4).tolist(), "drop * layer / (layers - 1)"),
+        ([0.1, 0.2, 0.3], "drop * (layer + 1) / layers"),
+        ([0.1, 0.15, 0.2], "drop + drop_2 * layer"),
+    ],
+)
+def test_numbers_of_layers_grow_with_them(rates: list[float], written: str):
+    text = str(partita.from_torch(Deep(rates), {"x": torch.randn(3, 8), "wanted": torch.randn(3, 8)}))
+    assert f"dropout(zeros([batch]) + 1, {written})" in text
+    assert "repeat layers as layer {" in text
+
+
+def test_numbers_that_do_not_grow_evenly_stay():
+    module = Deep([0.1, 0.3, 0.35])
+    text = str(partita.from_torch(module, {"x": torch.randn(3, 8), "wanted": torch.randn(3, 8)}))
+    assert text.count("dropout(") == 3
