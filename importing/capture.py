@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from traceback import extract_tb
 from types import BuiltinFunctionType
@@ -19,8 +20,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import TreeSpec
 
+from partita.importing import dropping
 from partita.importing.draws import is_draw, is_dropping
-from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value
+from partita.importing.evaluation import draws_in_training_alone, in_evaluation
+from partita.importing.graph import Call, Captured, Line, NotUnderstood, Place, Value, order
 from partita.importing.loops import roll
 from partita.importing.normal.arguments import known
 from partita.importing.substitutes import exported
@@ -43,6 +46,34 @@ def capture(
     be alone. Loops over a dimension are unrolled, or `rolled` up again, if there are any. Raises NotUnderstood where it
     cannot be exported: a branch that depends on data, for instance.
     """
+    captured = _captured(module, inputs)
+    if module.training and any(is_draw(each.op) for each in order(captured.outputs)):
+        with evaluating(module):
+            evaluated = _captured(module, inputs)
+        if draws_in_training_alone(captured, evaluated):
+            in_evaluation(captured, evaluated)
+            captured.evaluated = True
+    captured.loss_alone, captured.rolled = loss_alone, rolled and roll(captured)
+    lower = {name.lower(): name for name in inputs}  # as a graph has names
+    for value in captured.inputs:
+        value.args["name"] = lower.get(value.args["name"], value.args["name"])
+        value.args["negative"] = bool((inputs[value.args["name"]] < 0).any())
+    return captured
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Within it, a module is in evaluation, with all modules that were in training."""
+    trained = [each for each in module.modules() if each.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each in trained:
+            each.training = True
+
+
+def _captured(module: nn.Module, inputs: Mapping[str, Tensor]) -> Captured:
     try:
         program = exported(module, inputs)
         for part in program.graph_module.modules():
@@ -51,13 +82,7 @@ def capture(
         program = program.run_decompositions(_decompositions())
     except Exception as error:
         raise NotUnderstood(_reason(error), Place((), _frames(error))) from error
-    captured = _Capturing(program, _names_of(module)).captured()
-    captured.loss_alone, captured.rolled = loss_alone, rolled and roll(captured)
-    lower = {name.lower(): name for name in inputs}  # as a graph has names
-    for value in captured.inputs:
-        value.args["name"] = lower.get(value.args["name"], value.args["name"])
-        value.args["negative"] = bool((inputs[value.args["name"]] < 0).any())
-    return captured
+    return _Capturing(program, _names_of(module)).captured()
 
 
 def _detach_regions(module: torch.fx.GraphModule) -> None:
@@ -297,7 +322,7 @@ def _place(node: torch.fx.Node) -> Place:
     lines = []
     for frame, code in pairwise(text):
         found = FRAME.match(frame)
-        if found is not None:
+        if found is not None and found[1] != dropping.__file__:
             names = ASSIGNED.match(code.strip())
             assigned = tuple(name.strip() for name in names[1].split(",")) if names is not None else ()
             lines.append(Line(found[1], int(found[2]), assigned, code.strip(), forward=found[3] == "forward"))

@@ -289,6 +289,7 @@ class Captured:
     changes: list[Value] = Factory(list)  # those of them that no operation of the language implies, as an `update`
     loss_alone: bool = False  # whether no output is shown beside it
     rolled: bool = False  # whether it has loops over a dimension
+    evaluated: bool = False  # whether it computes otherwise in evaluation, but for dropouts and buffers
     lengths_fixed: bool = False  # whether numbers follow other sizes than that of the batch, by no formula
 
     @property

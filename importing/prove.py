@@ -31,6 +31,7 @@ from partita.dsl.names.correspondence import Weights
 from partita.dsl.spec import Spec
 from partita.importing.capture import wider
 from partita.importing.draws import Draws
+from partita.importing.dropping import Dropping
 from partita.importing.graph import NotUnderstood, Value, shortest
 from partita.importing.imported import Imported
 from partita.importing.patterns.constants import base_of, progression_of, rounded
@@ -355,7 +356,7 @@ EXACT: Mapping[Any, Callable[..., Tensor]] = {
 
 def _called(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """What a module returns; its buffers stay as they are."""
-    with torch.no_grad(), Draws(), restored(module):
+    with torch.no_grad(), Draws() as draws, Dropping(draws), restored(module):
         return _returned(module(**inputs))
 
 
@@ -483,7 +484,7 @@ def _compared(
     program = imported.program
     tables = {value.args["name"] for value in program.file.written if value.args.get("name")}
     graph = exact(module, inputs, tables)
-    with Draws(), restored(module):
+    with Draws() as draws, Dropping(draws), restored(module):
         rough = _returned(module(**inputs))
         named: dict[Tensor, list[str]] = {}
         for name, each in module.named_parameters(remove_duplicate=False):
@@ -527,7 +528,7 @@ def _compared(
     after, kept = _ours(weights, _state(graph)) | read_tables, run.parameters()
     off += [(_off(each, after[name]), f"`{name}` after a step") for name, each in kept.items() if name not in gradients]
 
-    if imported.graph.updates:  # outputs are those of evaluation
+    if imported.graph.updates or imported.graph.evaluated:  # outputs are those of evaluation
         with restored(module):
             evaluated = exact(module.eval(), inputs, tables)
         with _in_f64(), Draws():

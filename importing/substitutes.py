@@ -19,11 +19,15 @@ from torch.fx.proxy import TracerBase
 from torch.nn import functional as F
 from torch.nn.modules import transformer
 
+from partita.importing.dropping import Dropping, without_samples
+
 
 def exported(module: nn.Module, inputs: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
     """A module's `forward` with these keyword arguments, exported. Raises what `torch.export` raises."""
-    with _substituted(module):
-        return torch.export.export(module, (), kwargs=dict(inputs), strict=False)
+    with _substituted(module), Dropping():
+        program = torch.export.export(module, (), kwargs=dict(inputs), strict=False)
+    without_samples(program.graph)
+    return program
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class Bindings:
             sites = self._sites(value)
             several = len(sites) != 1 or self.tree.is_output(value)
             named = value.op in ("attend", "top") or value in attended or value in self.known.cut
+            named = named or self._changes_statistics_again(value)
             squared = not several and sites[0] in self.tree.readers(value) and self._is_long_twice(value, kept)
             apart = not several and self._are_apart(value, sites[0])
             if several or named or squared or apart or self._says_more(value, sites[0], kept):
@@ -86,6 +87,11 @@ class Bindings:
             elif value.op == "scan_result":
                 kept.update(base(each) for each in value.inputs)
         return {value for value in kept if value.op not in SCANNED}
+
+    def _changes_statistics_again(self, value: Value) -> bool:
+        """Whether a batch norm is one of several calls of its module, which change its buffers one after the other."""
+        buffer = value.args["mean"] if value.op == "batch_norm" else None
+        return buffer is not None and sum(each.op == "batch_norm" for each in self.tree.readers(buffer)) > 1
 
     def _says_more(self, value: Value, site: Value | Scope, kept: Collection[Value]) -> bool:
         """Whether the module has a name of its own for what several operations make."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -133,6 +135,23 @@ class Meeting(nn.Module):
         return F.cross_entropy(blended @ self.other(y).T, torch.arange(len(x)))
 
 
+class Noisy(nn.Module):
+    """What is drawn in training alone: noise, and a sample of a distribution of which evaluation takes the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(EMBED), nn.Dropout(0.1)
+        self.mean, self.spread, self.out = nn.Linear(EMBED, 5), nn.Linear(EMBED, 5), nn.Linear(5, EMBED)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        noisy = x + 0.1 * torch.randn_like(x) if self.training else x
+        h = self.drop(torch.tanh(self.norm(noisy)))
+        mean = self.mean(h)
+        z = mean + torch.randn_like(mean) * self.spread(h).exp() if self.training else mean
+        made = self.out(z)
+        return F.mse_loss(made, x), made
+
+
 def imported(module: nn.Module, **inputs: Tensor) -> str:
     return str(partita.from_torch(module, inputs))
 
@@ -189,3 +208,9 @@ def test_inputs_have_one_batch():
     text = imported(Meeting(), x=torch.randn(5, EMBED), y=torch.randn(5, 7))
     assert "y: [batch, " in text
     assert "rename(" in text
+
+
+def test_evaluation_draws_nothing_that_training_alone_draws():
+    text = imported(Noisy(), x=torch.randn(5, EMBED))
+    assert "where(training(), x + noise * 0.1, x)" in text
+    assert re.search(r"where\(training\(\), (\w+) \+ .*, \1\)", text)

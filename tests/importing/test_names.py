@@ -138,24 +138,34 @@ def test_what_the_first_layer_makes_for_all_is_made_before_them():
 
 
 class Deeper(nn.Module):
-    """A layer that drops whole rows, the first none."""
+    """A layer that drops whole rows, the first none: by zeros and ones, or by numbers that are below a share, or that
+    are rounded down.
+    """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, way: str = "ones") -> None:
         super().__init__()
-        self.up, self.down, self.rate = nn.Linear(8, 24), nn.Linear(24, 8), rate
+        self.up, self.down, self.rate, self.way = nn.Linear(8, 24), nn.Linear(24, 8), rate, way
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.down(F.gelu(self.up(x)))
-        if self.rate and self.training:
-            kept = 1 - self.rate
-            h = h * h.new_empty(len(x), 1).bernoulli_(kept) / kept
-        return x + h
+        kept = 1 - self.rate
+        if not self.rate or not self.training:
+            return x + h
+        if self.way == "ones":
+            return x + h * h.new_empty(len(x), 1).bernoulli_(kept) / kept
+        if self.way == "below":
+            return x + torch.div(h, kept) * (torch.rand(len(x), 1) < kept)
+        if self.way == "above":
+            return x + h * (torch.rand(len(x), 1) >= self.rate).float() / kept
+        rows = kept + torch.rand(len(x), 1)
+        rows.floor_()
+        return x + h * rows.div_(kept)
 
 
 class Deep(nn.Module):
-    def __init__(self, rates: list[float]) -> None:
+    def __init__(self, rates: list[float], way: str = "ones") -> None:
         super().__init__()
-        self.layers = nn.ModuleList(map(Deeper, rates))
+        self.layers = nn.ModuleList(Deeper(rate, way) for rate in rates)
 
     def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
         for layer in self.layers:
@@ -164,15 +174,16 @@ class Deep(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("rates", "written"),
+    ("rates", "way", "written"),
     [
-        (torch.linspace(0, 0.1, 4).tolist(), "drop * layer / (layers - 1)"),
-        ([0.1, 0.2, 0.3], "drop * (layer + 1) / layers"),
-        ([0.1, 0.15, 0.2], "drop + drop_2 * layer"),
+        (torch.linspace(0, 0.1, 4).tolist(), "ones", "drop * layer / (layers - 1)"),
+        ([0.1, 0.2, 0.3], "below", "drop * (layer + 1) / layers"),
+        ([0.1, 0.15, 0.2], "rounded", "drop + drop_2 * layer"),
+        ([0.25, 0.5, 0.75], "above", "drop * (layer + 1) / layers"),
     ],
 )
-def test_numbers_of_layers_grow_with_them(rates: list[float], written: str):
-    text = str(partita.from_torch(Deep(rates), {"x": torch.randn(3, 8), "wanted": torch.randn(3, 8)}))
+def test_numbers_of_layers_grow_with_them(rates: list[float], way: str, written: str):
+    text = str(partita.from_torch(Deep(rates, way), {"x": torch.randn(3, 8), "wanted": torch.randn(3, 8)}))
     assert f"dropout(zeros([batch]) + 1, {written})" in text
     assert "repeat layers as layer {" in text
 
