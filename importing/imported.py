@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -78,20 +78,19 @@ def imported(
     `axes`: names of the dimensions of inputs. `assumed`: what is taken for granted. Outputs are left out if
     the loss alone can be said. Raises NotUnderstood.
     """
-    graph = capture(module, inputs)
-    try:
-        return _imported(module, inputs, graph, name, axes, assumed, "")
-    except NotUnderstood as error:
-        ways = [(False, True), (True, False), (True, True)]
-        for loss_alone, rolled in ways[:1] if graph.shown == [graph.loss] else ways:
-            other = capture(module, inputs, loss_alone, rolled)
-            if other.rolled != rolled:
-                continue  # there are no loops
+    refused = NotUnderstood("")
+    for loss_alone in (False, True):
+        for rolled in (True, False):
+            graph = capture(module, inputs, loss_alone, rolled)
+            if loss_alone and evolve(graph, loss_alone=False).shown == [graph.loss]:
+                raise refused
             try:
-                return _imported(module, inputs, other, name, axes, assumed, str(error) if loss_alone else "")
-            except NotUnderstood:
-                continue
-        raise
+                return _imported(module, inputs, graph, name, axes, assumed, str(refused) if loss_alone else "")
+            except NotUnderstood as error:
+                refused = refused if loss_alone else error
+            if not graph.rolled:  # there are no loops
+                break
+    raise refused
 
 
 def _imported(

@@ -32,24 +32,27 @@ def _say_ctc_loss(write: Writer, value: Value) -> Said:
     frames, lengths = write(args["frames"]), write(args["lengths"])
     states = write.computed("states", f"2 * {labels} + 1", 2 * write.size_of(labels) + 1)
     of_state = ", ".join([states, *(name for name in targets.axes if name != labels)])
+    step, own_frames = "logaddexp(logaddexp(h, next), skip) + e", frames.dtype != "number"
+    runs = f"iota({time}) < {f'expand(ends, {time})' if own_frames else frames.text}"
+    every = not own_frames and frames.text == str(write.size_of(time))
     lines = [
         f"let is_label = remainder(iota({states}), 2) == 1",
         f"let own = gather(targets, minimum(floor_divide(iota({states}), 2), size({labels}) - 1), along = {labels})",
         f"let own = where(is_label, own, {args['blank']})",
         f"let over_blank = is_label and iota({states}) > 1 and own != shift(own, over = {states}, by = 2)",
         f"let e = gather(log_p, own, along = {classes})",
-        f"let runs = iota({time}) < expand(ends, {time})",
+        *([] if every else [f"let runs = {runs}"]),
         f"let h = where(iota({states}) == 0, zeros([{of_state}]), {LOW})",
         f"scan {time} {{",
         f"let next = where(iota({states}) > 0, shift(h, over = {states}, by = 1), {LOW})",
         f"let skip = where(over_blank, shift(h, over = {states}, by = 2), {LOW})",
-        "let h = where(runs, logaddexp(logaddexp(h, next), skip) + e, h)",
+        f"let h = {step if every else f'where(runs, {step}, h)'}",
         "}",
         f"let h = gather(h, size({time}) - 1, along = {time})",
         f"let label = gather(h, maximum(2 * lengths - 1, 0), along = {states})",
         f"let ended = logaddexp(gather(h, 2 * lengths, along = {states}), where(lengths > 0, label, {LOW}))",
         f"return {'where(ended < -1e29, 0.0, -ended)' if args['zero'] else '-ended'}",
     ]
-    inputs = [log_p, targets, frames, lengths]
-    text = write.own_block(value, "ctc_loss", inputs, [], lines, ("log_p", "targets", "ends", "lengths"))
+    given = {"log_p": log_p, "targets": targets, **({"ends": frames} if own_frames else {}), "lengths": lengths}
+    text = write.own_block(value, "ctc_loss", [*given.values()], [], lines, [*given])
     return evolve(lengths, text=text, binds=CALL, dtype=log_p.dtype)
