@@ -152,6 +152,22 @@ class Noisy(nn.Module):
         return F.mse_loss(made, x), made
 
 
+class Frames(nn.Module):
+    """A transcript of all frames, each of which counts; and a loop whose first step reads zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(EMBED, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+        h, made = x.new_zeros(len(x), 6), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            made.append(self.out(h))
+        log_p = torch.stack(made).log_softmax(-1)
+        return F.ctc_loss(log_p, labels, torch.full((len(x),), len(log_p)), lengths)
+
+
 def imported(module: nn.Module, **inputs: Tensor) -> str:
     return str(partita.from_torch(module, inputs))
 
@@ -214,3 +230,10 @@ def test_evaluation_draws_nothing_that_training_alone_draws():
     text = imported(Noisy(), x=torch.randn(5, EMBED))
     assert "where(training(), x + noise * 0.1, x)" in text
     assert re.search(r"where\(training\(\), (\w+) \+ .*, \1\)", text)
+
+
+def test_each_frame_counts_and_the_loop_is_a_scan():
+    lengths = torch.tensor([3, 2])
+    text = imported(Frames(), x=torch.randn(2, 8, EMBED), labels=torch.randint(1, 5, (2, 3)), lengths=lengths)
+    assert text.count("scan ") == 2
+    assert "ends" not in text
